@@ -1,0 +1,3 @@
+module github.com/ubcache/ubcache
+
+go 1.26

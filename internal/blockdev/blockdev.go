@@ -1,0 +1,125 @@
+package blockdev
+
+import "time"
+
+// Op says what a Request does.
+type Op uint8
+
+const (
+	OpRead        Op = iota // fill Buf from Off
+	OpWrite                 // store Buf at Off
+	OpFlush                 // make every write completed before this was submitted durable
+	OpDiscard               // Len bytes at Off may be forgotten; they read as anything afterwards
+	OpWriteZeroes           // Len bytes at Off read as zero afterwards
+)
+
+// Flags modify a Request.
+type Flags uint8
+
+const (
+	// FUA makes this one write (or write of zeroes, or discard) durable before it completes.
+	FUA Flags = 1 << iota
+	// NoUnmap asks a write of zeroes to keep the space allocated.
+	NoUnmap
+	// FastZero makes a write of zeroes fail with ErrNotSupported where it would be no faster than writing them.
+	FastZero
+)
+
+// Purpose says on whose behalf a request is done, so that traffic can be counted by it.
+type Purpose uint8
+
+const (
+	ForData Purpose = iota
+	ForJournal
+	ForBtree
+	ForPrio
+	ForUUID
+	ForSuperblock
+	ForWriteback
+	ForScan
+	NumPurposes
+)
+
+// A Request is one operation on a device. Whoever submits it owns it, and Buf, again when the queue's
+// complete function is called with it, and must not touch either in between.
+//
+// Off, len(Buf) and Len are in bytes and multiples of the device's LogicalBlock; Buf is aligned in memory to
+// Info.BufferAlign (what Pool hands out is). Err is set by the device: nil, one of this package's sentinels,
+// or an error that wraps the system's errno. After an error the content of Buf (read) or of the range
+// (write) is undefined.
+type Request struct {
+	Off     int64
+	Len     int64 // discard, write zeroes; ignored for reads and writes, whose length is len(Buf)
+	Buf     []byte
+	Err     error
+	Op      Op
+	Flags   Flags
+	Purpose Purpose
+
+	// Owner is for the submitter alone: typically a pointer to the thing that the request is part of.
+	Owner any
+
+	next *Request // links requests inside a device
+	slot uint32   // the device's own bookkeeping
+}
+
+// Length returns the number of bytes the request covers.
+func (r *Request) Length() int64 {
+	if r.Op == OpRead || r.Op == OpWrite {
+		return int64(len(r.Buf))
+	}
+	return r.Len
+}
+
+// Info describes a device. It does not change while the device is open.
+type Info struct {
+	Name          string // path or other name, for messages
+	Size          int64  // bytes, a multiple of LogicalBlock
+	LogicalBlock  int    // bytes: unit of offsets and lengths, 512 or more
+	PhysicalBlock int    // bytes: writes of less may be slower
+	OptimalIO     int    // bytes, 0 when the device does not say
+	MaxTransfer   int    // bytes: larger reads and writes are split inside; a hint for callers
+	BufferAlign   int    // bytes: how Request.Buf must be aligned in memory
+	Rotational    bool
+	ReadOnly      bool
+	CanDiscard    bool
+	DiscardZeroes bool // discarded ranges read as zero
+	Direct        bool // transfers go round the page cache
+	Engine        string
+}
+
+// A Device is a disk: a block device, a file, memory, or a wrapper around another Device. All methods may be
+// called at the same time from several goroutines.
+type Device interface {
+	Info() Info
+
+	// NewQueue makes a queue on which up to depth requests are worked on at once; more may be submitted, they
+	// wait inside. complete gets finished requests, in the order in which they finished, several at a time
+	// where several were found finished; it is never called twice at the same time for one queue, may be
+	// called from within Submit, must not block, and may submit more. The slice is the queue's own and only
+	// valid during the call.
+	NewQueue(depth int, complete func(done []*Request)) (Queue, error)
+
+	// Close waits for nothing: close the queues first. It releases locks and memory.
+	Close() error
+}
+
+// A Queue carries requests to one device. Requests of one queue, and of different queues, are done in any
+// order and at the same time; where order matters, wait.
+type Queue interface {
+	// Submit hands over a batch, with one system call where the device allows it. It does not wait for I/O.
+	// reqs itself may be reused on return. Requests that can be refused at once (out of range, unaligned) are
+	// completed with an error like any other. One Submit at a time per queue, unless the device says more.
+	Submit(reqs []*Request)
+
+	// Close waits until every submitted request has completed, then releases the queue.
+	Close() error
+}
+
+// Latency is a model of how long a device takes; see Delaying.
+type Latency struct {
+	Read, Write, Flush time.Duration // of one request, from its start
+	Jitter             float64       // 0.2: each time is multiplied by something between 0.8 and 1.2
+	PerMiB             time.Duration // added for each MiB moved
+	Parallel           int           // requests served at once; 0: no limit
+}
