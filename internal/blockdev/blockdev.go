@@ -1,6 +1,10 @@
 package blockdev
 
-import "time"
+import (
+	"strconv"
+	"strings"
+	"time"
+)
 
 // Op says what a Request does.
 type Op uint8
@@ -11,7 +15,19 @@ const (
 	OpFlush                 // make every write completed before this was submitted durable
 	OpDiscard               // Len bytes at Off may be forgotten; they read as anything afterwards
 	OpWriteZeroes           // Len bytes at Off read as zero afterwards
+	NumOps
 )
+
+// String returns the name that traces and messages use.
+func (o Op) String() string {
+	if o < NumOps {
+		return [NumOps]string{"read", "write", "flush", "discard", "zero"}[o]
+	}
+	return "op " + strconv.Itoa(int(o))
+}
+
+// Writes reports whether the operation changes what is stored.
+func (o Op) Writes() bool { return o == OpWrite || o == OpDiscard || o == OpWriteZeroes }
 
 // Flags modify a Request.
 type Flags uint8
@@ -24,6 +40,17 @@ const (
 	// FastZero makes a write of zeroes fail with ErrNotSupported where it would be no faster than writing them.
 	FastZero
 )
+
+// String lists the flags, separated by commas.
+func (f Flags) String() string {
+	var s []string
+	for i, name := range []string{"fua", "nounmap", "fastzero"} {
+		if f&(1<<i) != 0 {
+			s = append(s, name)
+		}
+	}
+	return strings.Join(s, ",")
+}
 
 // Purpose says on whose behalf a request is done, so that traffic can be counted by it.
 type Purpose uint8
@@ -39,6 +66,14 @@ const (
 	ForScan
 	NumPurposes
 )
+
+// String returns the name that traces and metrics use.
+func (p Purpose) String() string {
+	if p < NumPurposes {
+		return [NumPurposes]string{"data", "journal", "btree", "prio", "uuid", "super", "writeback", "scan"}[p]
+	}
+	return "purpose " + strconv.Itoa(int(p))
+}
 
 // A Request is one operation on a device. Whoever submits it owns it, and Buf, again when the queue's
 // complete function is called with it, and must not touch either in between.
@@ -60,7 +95,7 @@ type Request struct {
 	Owner any
 
 	next *Request // links requests inside a device
-	slot uint32   // the device's own bookkeeping
+	done int      // bytes moved so far, while a device continues a short transfer
 }
 
 // Length returns the number of bytes the request covers.
@@ -100,7 +135,8 @@ type Device interface {
 	// valid during the call.
 	NewQueue(depth int, complete func(done []*Request)) (Queue, error)
 
-	// Close waits for nothing: close the queues first. It releases locks and memory.
+	// Close waits for nothing: close the queues first. It releases locks and memory; what queues that are still
+	// open need stays until they are closed.
 	Close() error
 }
 
@@ -109,10 +145,12 @@ type Device interface {
 type Queue interface {
 	// Submit hands over a batch, with one system call where the device allows it. It does not wait for I/O.
 	// reqs itself may be reused on return. Requests that can be refused at once (out of range, unaligned) are
-	// completed with an error like any other. One Submit at a time per queue, unless the device says more.
+	// completed with an error like any other; so are, with ErrClosed, those submitted after Close. Submit may
+	// be called from several goroutines at once, and from within complete.
 	Submit(reqs []*Request)
 
-	// Close waits until every submitted request has completed, then releases the queue.
+	// Close waits until every submitted request has completed, then releases the queue. It must not be called
+	// from within complete.
 	Close() error
 }
 

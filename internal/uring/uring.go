@@ -1,0 +1,5 @@
+package uring
+
+import "errors"
+
+func Available() error { return errors.New("not yet") }
