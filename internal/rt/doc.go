@@ -4,12 +4,12 @@
 // check. The simulated one (NewSim) runs one goroutine at a time, the next chosen by seed, with time that
 // jumps to the next timer when nobody can run:
 //
-//	           Runtime, Mutex, RWMutex, Cond, WaitGroup, Semaphore, Timer
-//	              |                                     |
-//	      sim == nil: time, sync,               sim != nil: Sim
-//	      math/rand/v2, crypto/rand              |-- runnable: goroutines that may go on; the seed picks one
-//	                                             |-- timers: a heap by time, then by age
-//	                                             '-- parked: whoever waits for a lock, a Cond, a time
+//	     Runtime, Mutex, RWMutex, Cond, WaitGroup, Semaphore, Timer
+//	        |                                     |
+//	sim == nil: time, sync,               sim != nil: Sim
+//	math/rand/v2, crypto/rand              |-- runnable: goroutines that may go on; the seed picks one
+//	                                       |-- timers: a heap by time, then by age
+//	                                       '-- parked: whoever waits for a lock, a Cond, a time
 //
 // # How to use it
 //

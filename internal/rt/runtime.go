@@ -103,7 +103,10 @@ func (r *Runtime) Uint64() uint64 {
 // Uint64N returns a random number in [0, n). It panics if n is 0.
 func (r *Runtime) Uint64N(n uint64) uint64 {
 	if r.sim != nil {
-		return rand.New(r.sim.random("Uint64N")).Uint64N(n)
+		if n == 0 {
+			panic("rt: Uint64N of 0")
+		}
+		return scale(r.sim.random("Uint64N").Uint64(), n)
 	}
 	return rand.Uint64N(n)
 }
