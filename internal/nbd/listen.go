@@ -1,0 +1,144 @@
+package nbd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Listen opens a listener for Serve. addr is unix:PATH (unix:@NAME for an abstract socket) or tcp:HOST:PORT.
+//
+// A Unix socket gets mode 0600. A socket that a dead process has left is replaced; one that a live process
+// listens on, and anything that is no socket, is left alone and makes Listen fail. On Close the socket is removed,
+// unless someone else's has taken its place.
+func Listen(ctx context.Context, addr string) (net.Listener, error) {
+	network, rest, ok := strings.Cut(addr, ":")
+	switch {
+	case ok && network == "unix" && rest != "":
+		return listenUnix(ctx, rest, 0o600)
+	case ok && network == "tcp":
+		lc := net.ListenConfig{KeepAliveConfig: keepAlive}
+		return lc.Listen(ctx, "tcp", rest)
+	}
+	return nil, fmt.Errorf("nbd: address %q: want unix:PATH or tcp:HOST:PORT", addr)
+}
+
+// ListenAndServe listens on addr and serves it in the background until Shutdown. It returns the address, whose port
+// is the real one if 0 was asked for.
+func (s *Server) ListenAndServe(ctx context.Context, addr string) (net.Addr, error) {
+	l, err := Listen(ctx, addr)
+	if err != nil {
+		return nil, err
+	}
+	go s.Serve(l)
+	return l.Addr(), nil
+}
+
+// keepAlive finds out within about 45 s that an idle client's host is gone.
+var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 30 * time.Second, Interval: 5 * time.Second, Count: 3}
+
+// setSocketOptions makes the kernel give up on TCP peers that do not acknowledge what is sent to them.
+func setSocketOptions(nc net.Conn, timeout time.Duration) {
+	tc, ok := nc.(*net.TCPConn)
+	if !ok {
+		return
+	}
+	if raw, err := tc.SyscallConn(); err == nil {
+		raw.Control(func(fd uintptr) {
+			unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(timeout.Milliseconds()))
+		})
+	}
+}
+
+// unixListener removes its socket on Close, if it is still its own.
+type unixListener struct {
+	*net.UnixListener
+	path string
+	id   os.FileInfo // nil: abstract
+}
+
+func listenUnix(ctx context.Context, path string, mode uint32) (net.Listener, error) {
+	lc := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
+		// On Linux the file that bind makes takes its mode from the socket: no moment in which it is wider.
+		var err error
+		if cerr := raw.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), mode) }); cerr != nil {
+			return cerr
+		}
+		return err
+	}}
+	if strings.HasPrefix(path, "@") {
+		return lc.Listen(ctx, "unix", path)
+	}
+
+	// Two programs that find the same stale socket must not remove each other's new one: one at a time.
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return nil, fmt.Errorf("nbd: listen: %w", err)
+	}
+	defer dir.Close()
+	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil {
+		return nil, fmt.Errorf("nbd: listen: lock %s: %w", dir.Name(), err)
+	}
+	l, err := lc.Listen(ctx, "unix", path)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		if err := removeStale(path); err != nil {
+			return nil, err
+		}
+		l, err = lc.Listen(ctx, "unix", path)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("nbd: %w", err)
+	}
+	ul := l.(*net.UnixListener)
+	ul.SetUnlinkOnClose(false)
+	id, err := os.Lstat(path)
+	if err != nil {
+		ul.Close()
+		return nil, fmt.Errorf("nbd: listen: %w", err)
+	}
+	return &unixListener{ul, path, id}, nil
+}
+
+// removeStale removes the socket at path if nobody listens on it.
+func removeStale(path string) error {
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return fmt.Errorf("nbd: listen: %w", err)
+	case info.Mode().Type() != fs.ModeSocket:
+		return fmt.Errorf("nbd: listen: %s exists and is not a socket", path)
+	}
+	c, err := net.Dial("unix", path)
+	if err == nil {
+		c.Close()
+		return fmt.Errorf("nbd: listen: %s: %w: another program listens there", path, syscall.EADDRINUSE)
+	}
+	if !errors.Is(err, syscall.ECONNREFUSED) {
+		return fmt.Errorf("nbd: listen: %s: cannot tell whether it is in use: %w", path, err)
+	}
+	if err := os.Remove(path); err != nil {
+		return fmt.Errorf("nbd: listen: %w", err)
+	}
+	return nil
+}
+
+func (l *unixListener) Close() error {
+	err := l.UnixListener.Close()
+	if err == nil {
+		if now, serr := os.Lstat(l.path); serr == nil && os.SameFile(now, l.id) {
+			os.Remove(l.path)
+		}
+	}
+	return err
+}
