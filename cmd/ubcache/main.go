@@ -1,0 +1,114 @@
+// Command ubcache is a block cache in user space on bcache's on-disk format, with the tools for it.
+//
+// One file holds one subcommand. What they share: the environment and the list of commands (this file), exit
+// statuses (exit.go), help texts, output and device flags (output.go, flags in names of roles), sizes (size.go).
+// Called make-bcache or bcache-super-show, the program does what these do (names.go).
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+)
+
+// environment is what a command sees of the world besides devices. Tests make their own.
+type environment struct {
+	name           string // by which the program was called: args[0], its directory cut off
+	stdin          io.Reader
+	stdout, stderr io.Writer
+}
+
+func main() {
+	os.Exit(run(&environment{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr}, os.Args))
+}
+
+// run carries out one command line and returns the exit status. SIGINT and SIGTERM end the context that the
+// command gets from cmd.Context; a second one kills the process, as if nobody had asked for signals.
+func run(env *environment, args []string) int {
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
+	defer stop()
+	context.AfterFunc(ctx, stop)
+
+	env.name = filepath.Base(args[0])
+	if old := oldName(env.name); old != nil {
+		return old(ctx, env, args[1:])
+	}
+	root := newRootCommand(env)
+	root.SetArgs(args[1:])
+	return report(env, root.ExecuteContext(ctx))
+}
+
+// report prints an error the one way in which all commands do, and returns the exit status.
+func report(env *environment, err error) int {
+	if err == nil {
+		return exitDone
+	}
+	code := exitStatus(err)
+	if text := err.Error(); text != "" {
+		fmt.Fprintf(env.stderr, "%s: %s\n", env.name, text)
+	}
+	return code
+}
+
+// newRootCommand makes the command with all subcommands.
+func newRootCommand(env *environment) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "ubcache COMMAND",
+		Short: "A block cache in user space on bcache's on-disk format",
+		Long: `ubcache puts an SSD in front of a slow or remote disk, on the very on-disk format of the kernel's bcache.
+It serves volumes, and shows, checks and rescues bcache disks, those that the kernel wrote too.`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return usageErrorf("which command? See %s --help", cmd.CommandPath())
+			}
+			hint := ""
+			if s := cmd.SuggestionsFor(args[0]); len(s) > 0 {
+				hint = "; did you mean " + strings.Join(s, ", ") + "?"
+			}
+			return usageErrorf("unknown command %q%s", args[0], hint)
+		},
+		Args:                       cobra.ArbitraryArgs,
+		SilenceErrors:              true,
+		SilenceUsage:               true,
+		SuggestionsMinimumDistance: 2,
+	}
+	describe(root, help{})
+	root.AddCommand(
+		newFormatCommand(env),
+		newShowCommand(env),
+		newVersionCommand(env),
+		// Further commands go here, one line each.
+	)
+	prepare(env, root)
+	return root
+}
+
+// prepare gives a command and those below it what all have in common: where they read and write, the layout of
+// help, and that what goes wrong before they start to work is wrong usage.
+func prepare(env *environment, cmd *cobra.Command) {
+	cmd.SetIn(env.stdin)
+	cmd.SetOut(env.stdout)
+	cmd.SetErr(env.stderr)
+	cmd.SetUsageTemplate(usageTemplate)
+	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return usageErrorf("%w; see %s --help", err, cmd.CommandPath())
+	})
+	var each func(*cobra.Command)
+	each = func(c *cobra.Command) {
+		if c.RunE != nil {
+			work := c.RunE
+			c.RunE = func(cmd *cobra.Command, args []string) error { return began(work(cmd, args)) }
+		}
+		for _, sub := range c.Commands() {
+			each(sub)
+		}
+	}
+	each(cmd)
+}
