@@ -1,5 +1,0 @@
-package uring
-
-import "errors"
-
-func Available() error { return errors.New("not yet") }
