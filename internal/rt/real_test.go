@@ -108,6 +108,7 @@ func TestZeroValuesAreReal(t *testing.T) {
 	rw.RUnlock()
 	rw.RUnlock()
 	rw.Lock()
+	n++
 	rw.Unlock()
 }
 
@@ -117,7 +118,7 @@ func TestRealRandom(t *testing.T) {
 	if n, err := r.Read(b[:]); n != 16 || err != nil || b == [16]byte{} {
 		t.Error(n, err, b)
 	}
-	if r.Uint64() == r.Uint64() {
+	if a, b := r.Uint64(), r.Uint64(); a == b {
 		t.Error("the same number twice")
 	}
 	if x := r.Float64(); x < 0 || x >= 1 {
@@ -129,32 +130,40 @@ func TestRealRandom(t *testing.T) {
 
 func BenchmarkMutex(b *testing.B) {
 	var mu Mutex
+	n := 0
 	for b.Loop() {
 		mu.Lock()
+		n++
 		mu.Unlock()
 	}
 }
 
 func BenchmarkMutexStd(b *testing.B) {
 	var mu sync.Mutex
+	n := 0
 	for b.Loop() {
 		mu.Lock()
+		n++
 		mu.Unlock()
 	}
 }
 
 func BenchmarkRWMutex(b *testing.B) {
 	var mu RWMutex
+	n := 0
 	for b.Loop() {
 		mu.RLock()
+		n++
 		mu.RUnlock()
 	}
 }
 
 func BenchmarkRWMutexStd(b *testing.B) {
 	var mu sync.RWMutex
+	n := 0
 	for b.Loop() {
 		mu.RLock()
+		n++
 		mu.RUnlock()
 	}
 }

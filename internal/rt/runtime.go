@@ -44,7 +44,7 @@ func (r *Runtime) WallTime() time.Time {
 // Sleep returns after d, or at once (having let others run) if d is zero or less.
 func (r *Runtime) Sleep(d time.Duration) {
 	if r.sim != nil {
-		_ = r.sim.sleep(nil, d)
+		_ = r.sim.sleep(context.Background(), d)
 		return
 	}
 	if d <= 0 {

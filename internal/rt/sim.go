@@ -446,13 +446,13 @@ func (s *Sim) livelock() uint64 {
 }
 
 // park waits until someone calls ready(g).
-func (s *Sim) park(g *simG, on waitable) { s.parkUntil(nil, g, on) }
+func (s *Sim) park(g *simG, on waitable) { s.parkUntil(context.Background(), g, on) }
 
-// parkUntil is park that also ends when ctx (nil: never) is done.
+// parkUntil is park that also ends when ctx is done.
 func (s *Sim) parkUntil(ctx context.Context, g *simG, on waitable) {
 	s.steps++
 	g.on = on
-	if ctx != nil && ctx.Done() != nil {
+	if ctx.Done() != nil {
 		g.ctx = ctx
 		s.bounded = append(s.bounded, g)
 	}
@@ -533,8 +533,8 @@ func (s *Sim) yield() {
 
 func (s *Sim) sleep(ctx context.Context, d time.Duration) error {
 	g := s.blocking("Sleep")
-	if ctx != nil && ctx.Err() != nil {
-		return ctx.Err()
+	if err := ctx.Err(); err != nil {
+		return err
 	}
 	if d <= 0 {
 		s.yield()
@@ -543,10 +543,7 @@ func (s *Sim) sleep(ctx context.Context, d time.Duration) error {
 	s.mayPark(g, sleeping{})
 	g.timer.set(d)
 	s.parkUntil(ctx, g, sleeping{})
-	if ctx != nil {
-		return ctx.Err()
-	}
-	return nil
+	return ctx.Err()
 }
 
 type sleeping struct{}

@@ -330,6 +330,41 @@ func TestContexts(t *testing.T) {
 	}
 }
 
+func TestSignalIsNotLostInCancelledWait(t *testing.T) {
+	for seed := range uint64(50) {
+		simulate(t, seed, func(r *Runtime) {
+			var mu Mutex
+			var cond Cond
+			mu.Init(r)
+			cond.Init(&mu)
+			ready := false
+			ctx, cancel := context.WithCancel(context.Background())
+			r.Go("gives up", func() {
+				mu.Lock()
+				defer mu.Unlock()
+				for !ready {
+					if cond.WaitContext(ctx) != nil {
+						return
+					}
+				}
+			})
+			r.Go("persists", func() {
+				mu.Lock()
+				defer mu.Unlock()
+				for !ready {
+					cond.Wait()
+				}
+			})
+			r.Sleep(time.Second)
+			mu.Lock()
+			ready = true
+			cancel()
+			cond.Signal()
+			mu.Unlock()
+		})
+	}
+}
+
 func TestWritersDoNotStarveReaders(t *testing.T) {
 	for seed := range uint64(20) {
 		simulate(t, seed, func(r *Runtime) {

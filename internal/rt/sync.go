@@ -141,34 +141,43 @@ func (c *Cond) InitRW(m *RWMutex) {
 // looks at the state.
 func (c *Cond) Wait() {
 	if c.sim != nil {
-		c.sim.wait(nil)
+		c.sim.wait(context.Background())
 		return
 	}
 	c.real.Wait()
 }
 
 // WaitContext is Wait that also returns when ctx is done. It returns ctx.Err(), with the lock held in any case;
-// if ctx is done already it does not wait.
+// if ctx is done already it does not wait. A Signal that came to a caller whose context is done goes on to another
+// one that waits.
 func (c *Cond) WaitContext(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	if c.sim != nil {
 		c.sim.wait(ctx)
-		return ctx.Err()
+	} else {
+		c.waitReal(ctx)
 	}
+	err := ctx.Err()
+	if err != nil {
+		c.Signal() // perhaps one woke us, who will do nothing about it
+	}
+	return err
+}
+
+func (c *Cond) waitReal(ctx context.Context) {
 	if ctx.Done() == nil {
 		c.real.Wait()
-		return nil
+		return
 	}
 	stop := context.AfterFunc(ctx, func() {
-		c.real.L.Lock() // so that this does not fall between the check above and Wait
+		c.real.L.Lock() // so that this does not fall between the check of ctx and Wait
 		defer c.real.L.Unlock()
 		c.real.Broadcast()
 	})
 	c.real.Wait()
 	stop()
-	return ctx.Err()
 }
 
 // Signal wakes one goroutine that waits, if there is any. The caller may hold the lock but need not.
