@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ubcache/ubcache/internal/rt"
-	"github.com/ubcache/ubcache/internal/uring"
 )
 
 // maxSyscall is the most that one read or write asks the kernel for; its own limit is a page less than 2 GiB.
@@ -35,6 +34,8 @@ type file struct {
 	dmaAlign    int  // how the block device wants memory aligned
 	zeroOffload bool // the block device zeroes without being sent zeroes
 
+	mayFallBack bool // to threads, where a ring cannot be made
+
 	// What turned out not to work, so that it is not tried again.
 	noDsync, noZeroRange, noPunch atomic.Bool
 
@@ -48,13 +49,14 @@ func (f *file) Info() Info { return f.info }
 // Runtime returns the runtime given to Open.
 func (f *file) Runtime() *rt.Runtime { return f.rt }
 
-// chooseEngine settles Info.Engine.
-func (f *file) chooseEngine(want string) error {
+// chooseEngine settles Info.Engine; available says whether there is io_uring.
+func (f *file) chooseEngine(want string, available func() error) error {
 	if f.rt.Simulated() {
 		want = EngineInline
 	}
 	if want == EngineAuto || want == EngineUring {
-		err := uring.Available()
+		f.mayFallBack = want == EngineAuto
+		err := available()
 		switch {
 		case err == nil:
 			want = EngineUring
@@ -82,11 +84,16 @@ func (f *file) NewQueue(depth int, complete func(done []*Request)) (Queue, error
 	switch f.info.Engine {
 	case EngineUring:
 		q, err := newRingQueue(f, depth, complete)
-		if err != nil {
-			f.release()
-			return nil, err
+		if err == nil {
+			return q, nil
 		}
-		return q, nil
+		if f.mayFallBack { // too many rings or descriptors; threads need neither
+			f.log.Warn("no io_uring for this queue; using threads", "dev", f.path, "err", err)
+			raiseProcs()
+			return newThreadQueue(f, depth, complete), nil
+		}
+		f.release()
+		return nil, fmt.Errorf("queue of %s: %w", f.path, err)
 	case EnginePread:
 		return newThreadQueue(f, depth, complete), nil
 	default:

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ubcache/ubcache/internal/rt"
+	"github.com/ubcache/ubcache/internal/uring"
 )
 
 // Values of Options.Engine.
@@ -70,7 +71,7 @@ func Open(path string, o Options) (Device, error) {
 	f := &file{fd: fd, path: path, buffered: o.Buffered, rt: o.Runtime, log: o.Logger}
 	f.refs.Store(1)
 	if err = f.describe(o); err == nil {
-		err = f.chooseEngine(o.Engine)
+		err = f.chooseEngine(o.Engine, uring.Available)
 	}
 	if err != nil {
 		unix.Close(fd)

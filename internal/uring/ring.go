@@ -47,6 +47,10 @@ type Ring struct {
 	tail                    uint32 // of SQEs handed out; what lies between *sqTail and this is not published
 	outstanding             atomic.Int64
 
+	// handover is written before what the kernel is given and read after what it gives back, so that the order
+	// between submitter and reaper, which goes through the kernel, is one that Go's memory model knows too.
+	handover atomic.Uint32
+
 	cqHead, cqTail *uint32
 	cqes           []CQE // a power of two
 
@@ -172,6 +176,7 @@ func (r *Ring) at(index uint32) *SQE {
 // comes across one it cannot take (which completes with an error). On an error the kernel has not taken all:
 // Submit again later, or Withdraw the rest.
 func (r *Ring) Submit() error {
+	r.handover.Store(r.tail)
 	atomic.StoreUint32(r.sqTail, r.tail)
 	for {
 		n := r.tail - atomic.LoadUint32(r.sqHead)
@@ -219,6 +224,7 @@ func (r *Ring) reap(dst []CQE) int {
 	if n == 0 {
 		return 0
 	}
+	r.handover.Load()
 	mask := uint32(len(r.cqes) - 1)
 	for i := range n {
 		dst[i] = r.cqes[(head+uint32(i))&mask]

@@ -1,0 +1,5 @@
+//go:build race
+
+package devtest
+
+const raceEnabled = true
