@@ -119,9 +119,7 @@ func TestThousandConnections(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if n := len(s.Connections()); n != len(clients) {
-		t.Fatalf("%d connections", n)
-	}
+	eventually(t, "all are connected", func() bool { return len(s.Connections()) == len(clients) })
 	over, err := net.Dial("unix", path)
 	if err != nil {
 		t.Fatal(err)

@@ -48,8 +48,8 @@ func ParseURI(uri string) (Address, error) {
 func (a Address) String() string {
 	u := url.URL{Scheme: "nbd", Host: a.Addr, Path: "/" + a.Export}
 	if a.Network == "unix" {
-		u = url.URL{Scheme: "nbd+unix", Path: "/" + a.Export, RawQuery: url.Values{"socket": {a.Addr}}.Encode(), OmitHost: false}
-		return strings.Replace(u.String(), "nbd+unix:/", "nbd+unix:///", 1)
+		u.Scheme, u.Host = "nbd+unix", ""
+		u.RawQuery = url.Values{"socket": {a.Addr}}.Encode()
 	}
 	return u.String()
 }
