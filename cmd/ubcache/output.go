@@ -39,6 +39,7 @@ func describe(cmd *cobra.Command, h help) *cobra.Command {
 		cmd.Long = cmd.Short + "."
 	}
 	cmd.Example = indent(h.example)
+	cmd.DisableFlagsInUseLine = true
 	var lines []string
 	for code := exitDone; code <= exitPartial; code++ {
 		text, own := h.exit[code]

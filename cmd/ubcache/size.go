@@ -5,6 +5,8 @@ import (
 	"math"
 	"strconv"
 	"strings"
+
+	"github.com/ubcache/ubcache/internal/offline"
 )
 
 // parseSize reads a size: digits, then nothing for bytes, k M G T P E for powers of 1024 (in either case, also
@@ -37,31 +39,30 @@ func parseSize(s string) (int64, error) {
 }
 
 // formatSize is the reverse of parseSize: with the largest unit that divides n.
-func formatSize(n int64) string {
-	units := []string{"", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}
-	i := 0
-	for n != 0 && n&1023 == 0 && i < len(units)-1 {
-		n >>= 10
-		i++
-	}
-	return strconv.FormatInt(n, 10) + units[i]
-}
+func formatSize(n int64) string { return strings.TrimSuffix(offline.SizeText(n), " bytes") }
 
 // sizeValue is a flag that holds a size in bytes.
 type sizeValue struct {
-	to  *int64
-	set bool
+	to    *int64
+	least int64
 }
 
-func (v *sizeValue) Set(s string) (err error) {
-	*v.to, err = parseSize(s)
-	v.set = err == nil
-	return err
+func (v *sizeValue) Set(s string) error {
+	n, err := parseSize(s)
+	if err == nil && n < v.least {
+		err = fmt.Errorf("size %q: must be at least %s", s, offline.SizeText(v.least))
+	}
+	if err != nil {
+		return err
+	}
+	*v.to = n
+	return nil
 }
 
+// String gives "0", which help does not print as a default, where the value is still to be worked out.
 func (v *sizeValue) String() string {
-	if v.to == nil || *v.to == 0 {
-		return "0" // the default of a flag whose value is worked out
+	if v.to == nil {
+		return "0"
 	}
 	return formatSize(*v.to)
 }
