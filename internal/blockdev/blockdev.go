@@ -1,6 +1,7 @@
 package blockdev
 
 import (
+	"fmt"
 	"strconv"
 	"strings"
 	"time"
@@ -98,6 +99,20 @@ type Request struct {
 	done int      // bytes moved so far, while a device continues a short transfer
 }
 
+// String returns the one text form of a request, for traces and messages: "write 4096+512 journal fua".
+func (r *Request) String() string {
+	var b strings.Builder
+	b.WriteString(r.Op.String())
+	if r.Op != OpFlush {
+		fmt.Fprintf(&b, " %d+%d", r.Off, r.Length())
+	}
+	b.WriteString(" " + r.Purpose.String())
+	if r.Flags != 0 {
+		b.WriteString(" " + r.Flags.String())
+	}
+	return b.String()
+}
+
 // Length returns the number of bytes the request covers.
 func (r *Request) Length() int64 {
 	if r.Op == OpRead || r.Op == OpWrite {
@@ -149,15 +164,16 @@ type Queue interface {
 	// be called from several goroutines at once, and from within complete.
 	Submit(reqs []*Request)
 
-	// Close waits until every submitted request has completed, then releases the queue. It must not be called
-	// from within complete.
+	// Close waits until every submitted request has completed, then releases the queue; Submits of those may
+	// still be returning. It must not be called from within complete.
 	Close() error
 }
 
 // Latency is a model of how long a device takes; see Delaying.
 type Latency struct {
-	Read, Write, Flush time.Duration // of one request, from its start
+	Read, Write, Flush time.Duration // of one request, from its start; discards and zeroes take as long as a write
+	Sequential         time.Duration // instead of Read or Write where a request begins at the end of the last; 0: as those
 	Jitter             float64       // 0.2: each time is multiplied by something between 0.8 and 1.2
-	PerMiB             time.Duration // added for each MiB moved
+	PerMiB             time.Duration // added for each MiB moved; one request moves at a time
 	Parallel           int           // requests served at once; 0: no limit
 }

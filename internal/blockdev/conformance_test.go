@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/ubcache/ubcache/internal/blockdev"
 	"github.com/ubcache/ubcache/internal/blockdev/devtest"
@@ -85,6 +86,45 @@ func TestConformance(t *testing.T) {
 	t.Run("memory/4096", func(t *testing.T) {
 		devtest.Run(t, func(t *testing.T) blockdev.Device {
 			return mustMemory(t, 5<<20, blockdev.MemoryOptions{LogicalBlock: 4096, BufferAlign: 1, NoDiscard: true})
+		})
+	})
+	wrappers := map[string]func(t *testing.T, d blockdev.Device) blockdev.Device{
+		"crashable": func(t *testing.T, d blockdev.Device) blockdev.Device {
+			c, err := blockdev.NewCrashable(d, blockdev.CrashableOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return c
+		},
+		"faulty":   func(_ *testing.T, d blockdev.Device) blockdev.Device { return blockdev.NewFaulty(d, 1) },
+		"counting": func(_ *testing.T, d blockdev.Device) blockdev.Device { return blockdev.NewCounting(d) },
+		"delaying": func(_ *testing.T, d blockdev.Device) blockdev.Device {
+			return blockdev.NewDelaying(d, blockdev.Latency{Read: time.Microsecond, Flush: 50 * time.Microsecond, PerMiB: 10 * time.Microsecond, Jitter: 0.5, Parallel: 3})
+		},
+		"tracing": func(_ *testing.T, d blockdev.Device) blockdev.Device {
+			return blockdev.NewTracing(d, blockdev.NewTraceLog(nil), blockdev.TraceOptions{Done: true})
+		},
+	}
+	for name, wrap := range wrappers {
+		t.Run(name+"/memory", func(t *testing.T) {
+			devtest.Run(t, func(t *testing.T) blockdev.Device { return wrap(t, mustMemory(t, 5<<20, blockdev.MemoryOptions{})) })
+		})
+		if name != "crashable" && name != "delaying" {
+			continue
+		}
+		t.Run(name+"/file", func(t *testing.T) {
+			devtest.Run(t, func(t *testing.T) blockdev.Device {
+				return wrap(t, mustOpen(t, makeFile(t, diskDir(t), 6<<20), blockdev.Options{}))
+			})
+		})
+	}
+	t.Run("all wrappers/memory", func(t *testing.T) {
+		devtest.Run(t, func(t *testing.T) blockdev.Device {
+			var d blockdev.Device = mustMemory(t, 5<<20, blockdev.MemoryOptions{})
+			for _, name := range []string{"crashable", "faulty", "delaying", "tracing", "counting"} {
+				d = wrappers[name](t, d)
+			}
+			return d
 		})
 	})
 	for _, engine := range []string{blockdev.EngineUring, blockdev.EnginePread} {

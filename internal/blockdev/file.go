@@ -27,6 +27,7 @@ type file struct {
 	info Info
 	rt   *rt.Runtime
 	log  *slog.Logger
+	most int // bytes asked for in one system call; less in tests
 
 	block       bool // a block device, not a regular file
 	buffered    bool // the caller asked for the page cache
@@ -152,7 +153,7 @@ func (f *file) wrap(r *Request, err error) error {
 
 func (f *file) read(r *Request) error {
 	for r.done < len(r.Buf) {
-		p := r.Buf[r.done:min(len(r.Buf), r.done+maxSyscall)]
+		p := r.Buf[r.done:min(len(r.Buf), r.done+f.most)]
 		n, err := unix.Pread(f.fd, p, r.Off+int64(r.done))
 		if err == unix.EINTR || err == unix.EAGAIN {
 			continue
@@ -170,7 +171,7 @@ func (f *file) read(r *Request) error {
 
 func (f *file) write(r *Request) error {
 	for r.done < len(r.Buf) {
-		p := r.Buf[r.done:min(len(r.Buf), r.done+maxSyscall)]
+		p := r.Buf[r.done:min(len(r.Buf), r.done+f.most)]
 		var n int
 		var err error
 		if r.Flags&FUA != 0 && !f.noDsync.Load() {

@@ -30,6 +30,8 @@ type MemoryDevice struct {
 	rt   *rt.Runtime
 	refs atomic.Int64 // 1 for the open device, 1 per queue; the memory goes at 0
 	shut atomic.Bool
+
+	written atomic.Bool // otherwise it still reads as zeroes
 }
 
 // Memory makes a disk of size bytes, rounded down to whole blocks, that reads as zeroes.
@@ -78,9 +80,15 @@ func (d *MemoryDevice) Info() Info { return d.info }
 // Runtime returns the runtime that the device was made with.
 func (d *MemoryDevice) Runtime() *rt.Runtime { return d.rt }
 
+// SetRuntime moves the device to another runtime, as from one simulation to the next. It must have no queues.
+func (d *MemoryDevice) SetRuntime(r *rt.Runtime) { d.rt = r }
+
 // Bytes returns the device's content itself. It is for tests: nothing guards it against requests under way, and
 // it must not be used after Close.
-func (d *MemoryDevice) Bytes() []byte { return d.mem }
+func (d *MemoryDevice) Bytes() []byte {
+	d.written.Store(true) // who knows
+	return d.mem
+}
 
 // NewQueue makes a queue; depth has no effect.
 func (d *MemoryDevice) NewQueue(depth int, complete func(done []*Request)) (Queue, error) {
@@ -114,6 +122,9 @@ func (d *MemoryDevice) release() error {
 func (d *MemoryDevice) do(r *Request) error {
 	if err := d.info.Check(r); err != nil {
 		return err
+	}
+	if r.Op.Writes() && !d.written.Load() {
+		d.written.Store(true)
 	}
 	switch r.Op {
 	case OpRead:

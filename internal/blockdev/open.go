@@ -68,7 +68,7 @@ func Open(path string, o Options) (Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &file{fd: fd, path: path, buffered: o.Buffered, rt: o.Runtime, log: o.Logger}
+	f := &file{fd: fd, path: path, buffered: o.Buffered, rt: o.Runtime, log: o.Logger, most: maxSyscall}
 	f.refs.Store(1)
 	if err = f.describe(o); err == nil {
 		err = f.chooseEngine(o.Engine, uring.Available)

@@ -147,7 +147,7 @@ func (q *ringQueue) fillSlots(taken *[ringBatch]uint32) (n int, more bool) {
 func (q *ringQueue) prepare(slot uint32) {
 	r := q.slots.busy[slot] // ours since fillSlots; the reaper gets it from the kernel
 	e := q.ring.Get()
-	p := r.Buf[:min(len(r.Buf), maxSyscall)]
+	p := r.Buf[:min(len(r.Buf), q.f.most)]
 	if r.Op == OpRead {
 		e.ReadAt(q.fd, p, r.Off)
 	} else {
@@ -242,6 +242,10 @@ func (q *ringQueue) Close() error {
 		return ErrClosed
 	}
 	q.pool.close()
+	// A Submit whose requests have all completed may still be inside pump. One that comes later finds nothing to
+	// do, and leaves the ring alone.
+	q.submitting.Lock()
+	q.submitting.Unlock() //nolint:staticcheck // waiting is all there is to do
 	err := q.ring.Close()
 	if e := q.f.release(); err == nil {
 		err = e

@@ -35,12 +35,12 @@ func (t *threadPool) add(list *requestList) {
 	t.idle -= wake
 	start := min(n-wake, t.max-t.n)
 	t.n += start
+	for range start {
+		t.ending.Go(t.run) // under the lock, so that close waits for it: add may still run when its requests are done
+	}
 	t.mu.Unlock()
 	for range wake {
 		t.work.Signal()
-	}
-	for range start {
-		t.ending.Go(t.run)
 	}
 }
 

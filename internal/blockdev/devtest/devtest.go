@@ -3,6 +3,7 @@ package devtest
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -138,15 +139,14 @@ func (b *batcher) close() {
 
 // fill makes content that says where it belongs.
 func fill(p []byte, off int64, round uint64) {
-	rng := rand.New(rand.NewPCG(uint64(off), round))
-	for i := range p {
-		if i%8 == 0 {
-			v := rng.Uint64()
-			for j := i; j < min(i+8, len(p)); j++ {
-				p[j] = byte(v)
-				v >>= 8
-			}
-		}
+	x := uint64(off)*0x9e3779b97f4a7c15 + round*0xbf58476d1ce4e5b9
+	i := 0
+	for ; i+8 <= len(p); i += 8 {
+		x = x*6364136223846793005 + 1442695040888963407
+		binary.LittleEndian.PutUint64(p[i:], x^x>>32)
+	}
+	for ; i < len(p); i++ {
+		p[i] = byte(x >> (i & 7))
 	}
 }
 
