@@ -35,6 +35,8 @@ type Client struct {
 	neg   negotiated
 	links []*link
 	next  atomic.Uint32
+	refs  atomic.Int32 // 1 for the open device, 1 for each queue; the connections end at 0
+	shut  atomic.Bool
 }
 
 var _ blockdev.Device = (*Client)(nil)
@@ -47,7 +49,7 @@ func Dial(ctx context.Context, network, addr, export string, o DialOptions) (*Cl
 	def(&o.StallTimeout, 60*time.Second)
 	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
 	defer cancel()
-	c := new(Client)
+	c := newClient()
 	for len(c.links) < o.Connections {
 		d := net.Dialer{KeepAliveConfig: keepAlive}
 		nc, err := d.DialContext(ctx, network, addr)
@@ -68,6 +70,12 @@ func Dial(ctx context.Context, network, addr, export string, o DialOptions) (*Cl
 	return c, nil
 }
 
+func newClient() *Client {
+	c := new(Client)
+	c.refs.Store(1)
+	return c
+}
+
 // DialURI is Dial for what ParseURI understands.
 func DialURI(ctx context.Context, uri string, o DialOptions) (*Client, error) {
 	a, err := ParseURI(uri)
@@ -79,7 +87,7 @@ func DialURI(ctx context.Context, uri string, o DialOptions) (*Client, error) {
 
 // NewClient does the handshake on a connection that exists, and owns it from then on.
 func NewClient(ctx context.Context, nc net.Conn, export string, o DialOptions) (*Client, error) {
-	c := new(Client)
+	c := newClient()
 	if err := c.add(ctx, nc, export, !o.SimpleReplies); err != nil {
 		return nil, err
 	}
@@ -155,17 +163,37 @@ func (c *Client) Info() blockdev.Info { return c.info }
 // NewQueue makes a queue on one of the connections. Depth is left to the server, which takes no more requests than
 // it wants to.
 func (c *Client) NewQueue(_ int, complete func([]*blockdev.Request)) (blockdev.Queue, error) {
+	if c.shut.Load() {
+		return nil, blockdev.ErrClosed
+	}
+	c.refs.Add(1)
 	q := &clientQueue{c: c, l: c.links[int(c.next.Add(1)-1)%len(c.links)], complete: complete}
 	q.idle.L = &q.mu
 	return q, nil
 }
 
-// Close says goodbye and disconnects. Requests still in flight fail.
+// Close says goodbye and disconnects, once all queues are closed.
 func (c *Client) Close() error {
-	for _, l := range c.links {
-		l.close()
+	if c.shut.Swap(true) {
+		return blockdev.ErrClosed
 	}
+	c.release()
 	return nil
+}
+
+func (c *Client) release() {
+	if c.refs.Add(-1) == 0 {
+		for _, l := range c.links {
+			l.close()
+		}
+	}
+}
+
+// Disconnect ends the connections at once. Requests in flight, and later ones, fail.
+func (c *Client) Disconnect() {
+	for _, l := range c.links {
+		l.nc.Close()
+	}
 }
 
 // A clientQueue is a queue of a Client: it belongs to one connection.
@@ -324,10 +352,15 @@ func (q *clientQueue) deliver() {
 // Close waits until every submitted request has completed.
 func (q *clientQueue) Close() error {
 	q.mu.Lock()
-	defer q.mu.Unlock()
+	first := !q.closed
 	q.closed = true
 	for q.pending > 0 || q.delivering {
 		q.idle.Wait()
 	}
+	q.mu.Unlock()
+	if !first {
+		return blockdev.ErrClosed
+	}
+	q.c.release()
 	return nil
 }
