@@ -66,9 +66,9 @@ func newVersionCommand(env *environment) *cobra.Command {
 	jsonFlag(cmd, &asJSON)
 	return describe(cmd, help{
 		long: `
-Print the version, which versions of superblocks are known, and what was found of the kernel that makes things faster or
-possible: io_uring (fast I/O), ublk (volumes as block devices), nbd (the kernel as a client), O_DIRECT (I/O round the page
-cache, tried in the folder for temporary files), bcache (disks that the kernel may hold).`,
+Print the version, which versions of superblocks are known, and what was found of the kernel that makes things
+faster or possible: io_uring (fast I/O), ublk (volumes as block devices), nbd (the kernel as a client), O_DIRECT (I/O
+round the page cache, tried in the folder for temporary files), bcache (disks that the kernel may hold).`,
 		example: "ubcache version --json",
 	})
 }
