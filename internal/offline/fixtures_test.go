@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -26,15 +28,40 @@ type lab struct {
 	backings []blockdev.Device // in the order of Fixture.Backings
 }
 
+// images is where fixtures are unpacked, once for all tests of the package: nothing here writes to them.
+var images struct {
+	dir  string
+	once sync.Map // of fixture names, *sync.Once
+}
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "ubcache-offline")
+	if err != nil {
+		panic(err)
+	}
+	images.dir = dir
+	code := m.Run()
+	os.RemoveAll(dir)
+	os.Exit(code)
+}
+
 func openLab(t testing.TB, f *fixture.Fixture) *lab {
 	t.Helper()
 	l := &lab{Fixture: f, paths: map[string]string{}, digests: map[string]string{}}
-	dir := t.TempDir()
-	open := func(role string) blockdev.Device {
-		path, err := f.Extract(role, dir)
-		if err != nil {
+	dir := filepath.Join(images.dir, f.Name)
+	once, _ := images.once.LoadOrStore(f.Name, new(sync.Once))
+	once.(*sync.Once).Do(func() {
+		if err := os.Mkdir(dir, 0o700); err != nil {
 			t.Fatal(err)
 		}
+		for _, d := range f.Devices {
+			if _, err := f.Extract(d.Role, dir); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+	open := func(role string) blockdev.Device {
+		path := filepath.Join(dir, role+".img")
 		l.paths[role], l.digests[role] = path, digest(t, path)
 		dev, err := blockdev.Open(path, blockdev.Options{ReadOnly: true})
 		if err != nil {

@@ -30,6 +30,9 @@ type Journal struct {
 	overlay []Extent // what the needed entries say, in the order of their keys
 }
 
+// journalStart is how much of a journal bucket is read at first, in bytes.
+const journalStart = 256 << 10
+
 // A stop is the end of the entries in one journal bucket.
 type stop struct {
 	at      int // bytes into the bucket
@@ -54,21 +57,35 @@ func (s *Set) readJournal(ctx context.Context) error {
 	next := make(chan int)
 	for range min(4, max(n, 1)) {
 		wg.Go(func() {
-			buf := make([]byte, g.BucketBytes())
+			var buf []byte
 			for i := range next {
 				r := &results[i]
 				start := g.BucketStart(s.Super.D[i])
-				if r.err = s.io.ReadAt(buf, int64(start)*ondisk.SectorSize); r.err != nil {
+				// A large bucket is rarely full: read its beginning, and more where the entries go on.
+				for size := min(journalStart, g.BucketBytes()); ; size = min(4*size, g.BucketBytes()) {
+					if int64(cap(buf)) < size {
+						buf = make([]byte, size)
+					}
+					buf = buf[:size]
+					if r.err = s.io.ReadAt(buf, int64(start)*ondisk.SectorSize); r.err != nil {
+						break
+					}
+					*r = result{}
+					r.stop.at, r.stop.why = ondisk.ScanJournalBucket(buf, g, func(at int, j ondisk.JSet) {
+						r.entries = append(r.entries, Entry{Seq: j.Seq, LastSeq: j.LastSeq, Index: i, Sector: start + uint64(at)/ondisk.SectorSize, Bytes: j.Bytes(), Keys: j.Keys})
+						r.stop.last = j.Seq
+						if j.Seq >= r.newest.Seq {
+							r.newest = j
+							r.newest.Data = nil
+						}
+					})
+					if size == g.BucketBytes() || r.stop.at+ondisk.MaxJSetBytes <= len(buf) {
+						break // what stands at the stop was seen whole
+					}
+				}
+				if r.err != nil {
 					continue
 				}
-				r.stop.at, r.stop.why = ondisk.ScanJournalBucket(buf, g, func(at int, j ondisk.JSet) {
-					r.entries = append(r.entries, Entry{Seq: j.Seq, LastSeq: j.LastSeq, Index: i, Sector: start + uint64(at)/ondisk.SectorSize, Bytes: j.Bytes(), Keys: j.Keys})
-					r.stop.last = j.Seq
-					if j.Seq >= r.newest.Seq {
-						r.newest = j
-						r.newest.Data = nil
-					}
-				})
 				r.stop.look(buf, g)
 			}
 		})

@@ -257,7 +257,7 @@ func (s *Set) accept(r *nodeResult) bool {
 	if n := r.node; n.Err != nil {
 		bad := at + uint64(n.BadBlock)*uint64(s.Geo.BlockSectors)
 		if n.Torn && touches(s.overlay, r.ref.Range) {
-			s.find(NodeTorn, bad, 1, "%s: block %d: %v", name, n.BadBlock, n.Err)
+			s.find(NodeTorn, bad, length-int64(bad-at), "%s: block %d: %v", name, n.BadBlock, n.Err)
 		} else {
 			code := NodeDamaged
 			if isRoot {

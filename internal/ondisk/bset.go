@@ -133,8 +133,24 @@ func DecodeNode(b []byte, g *Geometry, ref *Key) *Node {
 	if n.Used < total && seqBehind(b, block, n.Used, total, n.Seq) {
 		n.Err = corrupt("bset", bsetSeq, "seq", "is the node's own in a block behind its last set (kernel: %q)", "corrupted btree")
 		n.BadBlock = n.Used
+	} else if n.Used < total && lostSet(b[int(n.Used)*block:], block, g.BSetMagic(), n.Seq, uint64(ref.P[0])) {
+		n.Err = corrupt("bset", bsetSeq, "seq", "is %016x, and the set is right with the node's own, %016x", seqAt(n.Used), n.Seq)
+		n.BadBlock = n.Used
 	}
 	return n
+}
+
+// lostSet reports whether a set stands at b that is right but for its seq: without that it looks like the end
+// of the node, and to a kernel it does.
+func lostSet(b []byte, block int, magic, seq, ptr uint64) bool {
+	s, err := decodeBSet(b, block, magic, ptr)
+	if err == nil || s.Data == nil || s.Keys == 0 || s.Version == 0 {
+		return false
+	}
+	var head [BSetHeaderBytes]byte
+	copy(head[:], b)
+	binary.LittleEndian.PutUint64(head[bsetSeq:], seq)
+	return ^CRC(CRC(ptr, head[8:]), s.Data) == s.Csum
 }
 
 // seqBehind reports whether a block in [from, to) has seq where a bset would have it.

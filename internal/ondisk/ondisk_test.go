@@ -432,6 +432,7 @@ func TestNodeDamage(t *testing.T) {
 		{"last csum", func(b []byte) { b[4*512+50]++ }, "bad checksum", 2, true},
 		{"empty set", func(b []byte) { EncodeBSet(b[4*512:], g.BSetMagic(), 0xfeed, MakePtr(3, 20*256, 0), nil) }, "empty set", 2, true},
 		{"hole", func(b []byte) { b[3*512+16]++ }, "corrupted btree", 1, false},
+		{"seq of the last", func(b []byte) { b[4*512+16]++ }, "right with the node's own", 2, false},
 	} {
 		b, ref := fresh()
 		tt.damage(b)
