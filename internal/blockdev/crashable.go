@@ -117,7 +117,7 @@ func NewCrashable(dev Device, o CrashableOptions) (*Crashable, error) {
 	if c.durable, err = c.newImage(); err != nil {
 		return nil, err
 	}
-	if m, ok := dev.(*MemoryDevice); ok && !m.written.Load() {
+	if m, ok := innermost(dev).(*MemoryDevice); ok && !m.written.Load() {
 		return c, nil
 	}
 	if err := c.copyFrom(dev); err != nil {

@@ -16,6 +16,17 @@ func (l *layer) Runtime() *rt.Runtime { return l.rt }
 // Unwrap returns the wrapped device.
 func (l *layer) Unwrap() Device { return l.Device }
 
+// innermost returns the device below all wrappers.
+func innermost(dev Device) Device {
+	for {
+		l, ok := dev.(interface{ Unwrap() Device })
+		if !ok {
+			return dev
+		}
+		dev = l.Unwrap()
+	}
+}
+
 // A layerQueue is a queue whose requests the wrapper may finish itself, hold back, or pass on to the queue below.
 type layerQueue struct {
 	completer
