@@ -83,8 +83,12 @@ It serves volumes, and shows, checks and rescues bcache disks, those that the ke
 	root.AddCommand(
 		newFormatCommand(env),
 		newShowCommand(env),
+		newCatCommand(env),
+		newCheckCommand(env),
+		newDumpCommand(env),
+		newServeCommand(env),
+		newDemoCommand(env),
 		newVersionCommand(env),
-		// Further commands go here, one line each.
 	)
 	prepare(env, root)
 	return root

@@ -230,3 +230,21 @@ func (s *Set) readNeeded(ctx context.Context) error {
 
 // journalBucket returns the bucket number of the ring's ith bucket.
 func (s *Set) journalBucket(i int) uint64 { return s.Super.D[i] }
+
+// EntryKeys reads the keys of an entry again.
+func (s *Set) EntryKeys(e Entry) ([]ondisk.Key, error) {
+	b := make([]byte, e.Bytes)
+	if err := s.io.ReadAt(b, int64(e.Sector)*ondisk.SectorSize); err != nil {
+		return nil, err
+	}
+	j, err := ondisk.DecodeJSet(b, &s.Geo)
+	if err != nil {
+		return nil, err
+	}
+	var keys []ondisk.Key
+	err = j.EachKey(func(k *ondisk.Key) bool {
+		keys = append(keys, *k)
+		return true
+	})
+	return keys, err
+}

@@ -101,7 +101,7 @@ func (b *Backing) refuse(set *Set) error {
 type Volume struct {
 	info    blockdev.Info
 	set     *Set
-	cache   blockdev.Device
+	cache   blockdev.Device // nil: nothing is cached
 	backing blockdev.Device // nil: what is not cached reads as zeroes
 	inode   uint32
 	first   uint64   // key sector of the volume's byte 0
@@ -124,6 +124,22 @@ func OpenVolume(set *Set, b *Backing) (*Volume, error) {
 	if b.Cached {
 		v.takeSlot(b.Slot)
 	}
+	v.finishInfo(b.Device)
+	return v, nil
+}
+
+// OpenAlone gives the content of a backing device without its cache. That is right only where nothing of it is
+// cached that counts: in the states none and stale. In the others it is refused.
+func OpenAlone(b *Backing) (*Volume, error) {
+	switch state := b.Super.State(); state {
+	case ondisk.StateDirty:
+		return nil, &RefusedError{b.Device.Name, fmt.Sprintf("state is dirty: the cache of set %v holds unflushed data of it; name its cache device too", b.Super.SetUUID)}
+	case ondisk.StateClean:
+		return nil, &RefusedError{b.Device.Name, fmt.Sprintf("state is clean in set %v, which a kernel may write before it is true: the cache may hold unflushed data; name its cache device too", b.Super.SetUUID)}
+	}
+	v := &Volume{backing: b.dev, first: b.Super.DataOffset(), info: blockdev.Info{
+		Name: b.Device.Name, Size: b.Size(), LogicalBlock: int(b.Super.BlockSize) * ondisk.SectorSize,
+	}}
 	v.finishInfo(b.Device)
 	return v, nil
 }
@@ -171,7 +187,10 @@ func (v *Volume) finishInfo(under blockdev.Info) {
 	i.PhysicalBlock, i.OptimalIO, i.MaxTransfer = max(under.PhysicalBlock, i.LogicalBlock), under.OptimalIO, under.MaxTransfer
 	i.Rotational, i.Direct, i.Engine = under.Rotational, under.Direct, under.Engine
 	i.ReadOnly = true
-	i.BufferAlign = max(under.BufferAlign, v.set.Device.BufferAlign, 1)
+	i.BufferAlign = max(under.BufferAlign, 1)
+	if v.cache != nil {
+		i.BufferAlign = max(i.BufferAlign, v.set.Device.BufferAlign)
+	}
 }
 
 // takeSlot makes the extents of a slot those of the volume.

@@ -14,7 +14,7 @@ import (
 type volumeQueue struct {
 	v              *Volume
 	out            *blockdev.Completer
-	cache, backing blockdev.Queue // backing is nil for a flash-only volume
+	cache, backing blockdev.Queue // either may be nil, as in the volume
 
 	mu               sync.Mutex // of Submit: one batch at a time
 	toCache, toOther []*blockdev.Request
@@ -46,16 +46,23 @@ var bouncePool = sync.OnceValue(func() *blockdev.Pool { return blockdev.NewPool(
 
 // NewQueue makes a queue with one queue of each device below it.
 func (v *Volume) NewQueue(depth int, complete func(done []*blockdev.Request)) (blockdev.Queue, error) {
-	q := &volumeQueue{v: v, out: blockdev.NewCompleter(blockdev.RuntimeOf(v.cache), complete)}
-	var err error
-	if q.cache, err = v.cache.NewQueue(depth, q.finished); err != nil {
-		return nil, err
-	}
-	if v.backing != nil {
-		if q.backing, err = v.backing.NewQueue(depth, q.finished); err != nil {
-			q.cache.Close()
+	q := &volumeQueue{v: v}
+	for _, below := range []struct {
+		dev blockdev.Device
+		to  *blockdev.Queue
+	}{{v.cache, &q.cache}, {v.backing, &q.backing}} {
+		if below.dev == nil {
+			continue
+		}
+		if q.out == nil {
+			q.out = blockdev.NewCompleter(blockdev.RuntimeOf(below.dev), complete)
+		}
+		queue, err := below.dev.NewQueue(depth, q.finished)
+		if err != nil {
+			q.closeBelow()
 			return nil, err
 		}
+		*below.to = queue
 	}
 	return q, nil
 }
@@ -218,10 +225,16 @@ func (q *volumeQueue) Close() error {
 	if !q.out.Close() {
 		return nil
 	}
-	err := q.cache.Close()
-	if q.backing != nil {
-		if berr := q.backing.Close(); err == nil {
-			err = berr
+	return q.closeBelow()
+}
+
+func (q *volumeQueue) closeBelow() (err error) {
+	for _, below := range []blockdev.Queue{q.cache, q.backing} {
+		if below == nil {
+			continue
+		}
+		if cerr := below.Close(); err == nil {
+			err = cerr
 		}
 	}
 	return err

@@ -1,0 +1,62 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"golang.org/x/term"
+)
+
+// A progress tells people how far long work is: a bar on a terminal, elsewhere a line every ten seconds.
+type progress struct {
+	w     io.Writer
+	what  string
+	bytes bool
+	bar   *progressbar.ProgressBar
+	last  time.Time
+}
+
+const progressEvery = 10 * time.Second
+
+// newProgress makes one on env's standard error. With bytes the numbers are amounts of data.
+func newProgress(env *environment, what string, bytes bool) *progress {
+	p := &progress{w: env.stderr, what: what, bytes: bytes, last: time.Now()}
+	if f, ok := env.stderr.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+		o := []progressbar.Option{
+			progressbar.OptionSetWriter(f), progressbar.OptionSetDescription(what), progressbar.OptionThrottle(100 * time.Millisecond),
+			progressbar.OptionClearOnFinish(), progressbar.OptionSetWidth(30), progressbar.OptionShowCount(),
+		}
+		if bytes {
+			o = append(o, progressbar.OptionShowBytes(true))
+		}
+		p.bar = progressbar.NewOptions64(1, o...)
+	}
+	return p
+}
+
+// set says how much is done, of how much.
+func (p *progress) set(done, of int64) {
+	if p.bar != nil {
+		p.bar.ChangeMax64(max(of, 1))
+		_ = p.bar.Set64(done)
+		return
+	}
+	if now := time.Now(); now.Sub(p.last) >= progressEvery {
+		p.last = now
+		if p.bytes {
+			fmt.Fprintf(p.w, "%s: %d of %d MiB\n", p.what, done>>20, of>>20)
+		} else {
+			fmt.Fprintf(p.w, "%s: %d of %d\n", p.what, done, of)
+		}
+	}
+}
+
+// end takes the bar away.
+func (p *progress) end() {
+	if p.bar != nil {
+		_ = p.bar.Clear()
+	}
+}
