@@ -117,6 +117,7 @@ func (f *file) release() error {
 	if f.refs.Add(-1) > 0 {
 		return nil
 	}
+	unlock(f.fd)
 	return unix.Close(f.fd)
 }
 

@@ -28,8 +28,8 @@ const (
 	qemuShares = 200 // byte of those who let nobody read
 )
 
-// lockPatience is for locks that others hold for a moment only: udev looking at a device, or another opener
-// asking whether anyone has it open exclusively.
+// lockPatience is for block devices that others hold for a moment only: udev looking at one, another opener asking
+// whether anyone has it open exclusively, or the kernel tearing down a ring of ours that has just been closed.
 const (
 	lockPatience = 20 * time.Millisecond
 	lockTries    = 10
@@ -86,6 +86,13 @@ func tryLock(fd int, path string, isBlock bool, o Options) error {
 		unix.Close(probe)
 	}
 	return nil
+}
+
+// unlock lets the locks go. Closing would do, but a ring that is being torn down may keep the file open for a
+// moment longer, and the next opener should not have to wait for that.
+func unlock(fd int) {
+	_ = ofdLock(fd, unix.F_UNLCK, 0, 0)
+	_ = flock(fd, unix.LOCK_UN)
 }
 
 // lockable lets file systems without locks pass, with a notice.

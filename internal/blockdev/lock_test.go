@@ -300,3 +300,25 @@ func TestOpenRefuses(t *testing.T) {
 	}
 	expectFree(t, path, writing) // and nothing is left locked
 }
+
+// Whoever opens a device right after it was closed gets it, whatever the engine left behind in the kernel.
+func TestReopenAtOnce(t *testing.T) {
+	t.Run("block", func(t *testing.T) { reopen(t, loopDevice(t, makeFile(t, diskDir(t), 1<<20))) })
+	t.Run("file", func(t *testing.T) { reopen(t, makeFile(t, diskDir(t), 1<<20)) })
+}
+
+func reopen(t *testing.T, path string) {
+	for range 30 {
+		d := mustOpen(t, path, blockdev.Options{})
+		io, err := blockdev.NewIO(d, 8)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := io.WriteAt(make([]byte, 65536), 0, 0); err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(io.Close(), d.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

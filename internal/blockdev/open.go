@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -142,6 +143,10 @@ func openPlain(path string, o Options) (int, unix.Stat_t, error) {
 		direct = 0
 	}
 	fd, err := openRetry(path, flags|direct)
+	for try := 1; err == unix.EBUSY && try < lockTries; try++ {
+		time.Sleep(lockPatience)
+		fd, err = openRetry(path, flags|direct)
+	}
 	if err == unix.EINVAL && direct != 0 {
 		fd, err = openRetry(path, flags)
 	}

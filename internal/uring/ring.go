@@ -54,6 +54,7 @@ type Ring struct {
 	cqHead, cqTail *uint32
 	cqes           []CQE // a power of two
 
+	files  bool     // some are registered
 	event  *os.File // the eventfd; nil before Start
 	reaper sync.WaitGroup
 }
@@ -272,7 +273,9 @@ func (r *Ring) RegisterFiles(fds []int32) error {
 	if len(fds) == 0 {
 		return nil
 	}
-	return sysRegister(r.fd, registerFiles, unsafe.Pointer(&fds[0]), uint32(len(fds)))
+	err := sysRegister(r.fd, registerFiles, unsafe.Pointer(&fds[0]), uint32(len(fds)))
+	r.files = r.files || err == nil
+	return err
 }
 
 // Supports reports whether the kernel knows an operation.
@@ -294,6 +297,9 @@ func (r *Ring) Close() error {
 	if r.event != nil {
 		r.event.Close()
 		r.reaper.Wait()
+	}
+	if r.files { // the kernel takes its time to forget a ring, and would keep the files open until then
+		_ = sysRegister(r.fd, unregisterFiles, nil, 0)
 	}
 	for _, m := range [][]byte{r.sqMap, r.cqMap, r.sqeMap} {
 		if m != nil {

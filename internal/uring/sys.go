@@ -42,6 +42,7 @@ const (
 	sqCQOverflow   = 1 << 1 // of the SQ ring's flags
 
 	registerFiles   = 2 // of io_uring_register
+	unregisterFiles = 3
 	registerEventFD = 4
 	registerProbe   = 8
 
