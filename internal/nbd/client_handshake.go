@@ -210,7 +210,7 @@ func (n *negotiated) check() error {
 		return protocolError("size %d", n.size)
 	case n.min == 0 || n.min&(n.min-1) != 0 || n.min > 64<<10:
 		return protocolError("smallest block %d", n.min)
-	case n.max < n.min || n.max < 4096 && n.max < n.pref:
+	case n.max < n.min:
 		return protocolError("largest block %d", n.max)
 	}
 	return nil

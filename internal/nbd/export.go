@@ -104,12 +104,15 @@ type geometry struct {
 func (i ExportInfo) geometry(limit int) geometry {
 	g := geometry{ExportInfo: i}
 	g.min = uint32(powerOfTwo(i.MinBlock, 1, 64<<10))
-	// The protocol wants at least 512 here; anything above the usual readahead only makes clients copy more.
-	g.pref = uint32(powerOfTwo(i.PreferredBlock, max(4096, int(g.min)), 1<<20))
 	if i.MaxBlock > 0 && i.MaxBlock < limit {
 		limit = i.MaxBlock
 	}
-	g.max = max(uint32(limit)&^(g.min-1), g.pref)
+	g.max = max(uint32(limit)&^(g.min-1), g.min)
+	// The protocol wants at least 512 here; much more than a page only makes clients copy more.
+	g.pref = uint32(powerOfTwo(i.PreferredBlock, max(4096, int(g.min)), 1<<20))
+	for g.pref > g.max && g.pref > max(512, g.min) {
+		g.pref /= 2
+	}
 	if i.Size > 0 {
 		g.size = uint64(i.Size) &^ uint64(g.min-1)
 	}

@@ -31,7 +31,7 @@ func fuzzServer(f *testing.F) *Server {
 	if err != nil {
 		f.Fatal(err)
 	}
-	s := NewServer(Options{MaxRequest: 8 << 10, BufferBudget: 24 << 10, MaxInFlight: 8, MaxInFlightBytes: 16 << 10})
+	s := NewServer(Options{MaxRequest: 64 << 10, BufferBudget: 160 << 10, MaxInFlight: 8, MaxInFlightBytes: 96 << 10})
 	if err := s.AddExport("disk", mapExport{DeviceExport(d, "text", false)}); err != nil {
 		f.Fatal(err)
 	}

@@ -266,7 +266,7 @@ func (l *link) read() {
 func (l *link) readAll() error {
 	x := &l.rx
 	for {
-		n, err := l.wire.readv(x.rest, x.in[x.have:])
+		n, err := l.wire.readv(x.rest, x.in[x.have:], 0)
 		if err != nil {
 			return err
 		}

@@ -16,7 +16,7 @@ import (
 // Options modify NewServer. The zero value is the default.
 type Options struct {
 	// MaxRequest is the longest read or write, in bytes, that is carried out; clients are told. Default 32 MiB,
-	// which is also what clients assume that are told nothing.
+	// which is also what clients assume that are told nothing; at least 64 KiB.
 	MaxRequest int
 	// MaxInFlight and MaxInFlightBytes limit what one connection may have unanswered, as requests (default
 	// 512) and as bytes of data (default 64 MiB; a single larger request is let through). Beyond that its
@@ -42,6 +42,7 @@ type Options struct {
 
 func (o Options) withDefaults() Options {
 	def(&o.MaxRequest, defaultMaxBlock)
+	o.MaxRequest = max(o.MaxRequest, 64<<10)
 	def(&o.MaxInFlight, 512)
 	def(&o.MaxInFlightBytes, 64<<20)
 	def(&o.BufferBudget, 512<<20)
@@ -298,23 +299,26 @@ func (s *Server) watch() {
 	for {
 		select {
 		case <-s.done:
-			// Connections that are being ended are watched by whoever waits for them.
-			return
+			return // waitConns goes on with it
 		case now := <-tick.C:
-			s.mu.Lock()
-			for c := range s.conns {
-				if err := c.watchLocked(now); err != nil && !c.dead.Load() {
-					s.log.Warn("connection given up", "export", c.export.name, "remote", remote(c.nc), "err", err)
-					go c.giveUp()
-				}
-			}
-			s.mu.Unlock()
+			s.checkStalled(now)
+		}
+	}
+}
+
+func (s *Server) checkStalled(now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for c := range s.conns {
+		if err := c.watchLocked(now); err != nil && !c.dead.Load() {
+			s.log.Warn("connection given up", "export", c.export.name, "remote", remote(c.nc), "err", err)
+			go c.giveUp()
 		}
 	}
 }
 
 // Shutdown closes the listeners and ends all connections in good order: requests that have been received are
-// carried out and answered. When ctx ends first, the remaining connections are closed without that and ctx's
+// carried out and answered, as long as their clients take the answers. When ctx ends first, the remaining connections are closed without that and ctx's
 // error is returned; a request that a device does not give back may then still be in flight.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.mu.Lock()
@@ -382,7 +386,8 @@ func (s *Server) waitConns(ctx context.Context, of func(*conn) bool) error {
 				c.giveUp()
 			}
 			return ctx.Err()
-		case <-tick.C:
+		case now := <-tick.C:
+			s.checkStalled(now)
 		}
 	}
 }

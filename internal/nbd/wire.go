@@ -15,7 +15,8 @@ const maxIOV = 1024
 // at a time may write.
 type wire interface {
 	// readv waits until something is there and reads it, first into a, then into b, one of which may be empty.
-	readv(a, b []byte) (int, error)
+	// Before it waits, it tries as often again as tries says, for what must be on its way already.
+	readv(a, b []byte, tries int) (int, error)
 
 	// writev sends the pieces in order. When not all can be sent without waiting it returns how many bytes
 	// went, and again, unless block is set: then it waits until at least one byte is sent.
@@ -42,6 +43,7 @@ type socketWire struct {
 	rd     struct {
 		iov [2]syscall.Iovec
 		n   int // used entries of iov
+		try int
 		got int
 		err syscall.Errno
 	}
@@ -65,6 +67,9 @@ func newSocketWire(raw syscall.RawConn) *socketWire {
 			case syscall.EINTR:
 				continue
 			case syscall.EAGAIN:
+				if w.rd.try--; w.rd.try >= 0 {
+					continue
+				}
 				return false
 			}
 			w.rd.got, w.rd.err = int(n), errno
@@ -88,8 +93,8 @@ func newSocketWire(raw syscall.RawConn) *socketWire {
 	return w
 }
 
-func (w *socketWire) readv(a, b []byte) (int, error) {
-	w.rd.n = 0
+func (w *socketWire) readv(a, b []byte, tries int) (int, error) {
+	w.rd.n, w.rd.try = 0, tries
 	if len(a) > 0 {
 		w.rd.iov[0] = iovec(a)
 		w.rd.n = 1
@@ -144,7 +149,7 @@ func iovec(p []byte) syscall.Iovec {
 // goroutine.
 type plainWire struct{ c net.Conn }
 
-func (w plainWire) readv(a, b []byte) (int, error) {
+func (w plainWire) readv(a, b []byte, _ int) (int, error) {
 	if len(a) == 0 {
 		a = b
 	}
