@@ -117,6 +117,9 @@ func eachFixture(t *testing.T, fn func(t *testing.T, f *fixture.Fixture)) {
 		t.Fatal(err)
 	}
 	for _, f := range all {
+		if testing.Short() && f.Name != "btree-deep" && f.Name != "wb-crash-6.1" && f.Name != "flash-only" {
+			continue
+		}
 		t.Run(f.Name, func(t *testing.T) {
 			t.Parallel()
 			fn(t, f)
