@@ -140,6 +140,10 @@ func (s *Set) tally(code Code, sector uint64, sectors int64, format string, args
 	s.Report.tally(code, s.Device.Name, int64(sector), sectors, format, args...)
 }
 
+// maxBuckets bounds the memory that a superblock can make us ask for, at 10 bytes for each: 64 TiB of cache in
+// buckets of 64 KiB.
+const maxBuckets = 1 << 30
+
 // readSuper reads the superblock and judges it.
 func (s *Set) readSuper(context.Context) error {
 	sb, err := ReadSuperblock(s.io)
@@ -165,6 +169,11 @@ func (s *Set) readSuper(context.Context) error {
 	}
 	s.Access = access
 	if access == ondisk.AccessNone {
+		return nil
+	}
+	if sb.NBuckets() > maxBuckets {
+		s.find(SuperRefused, ondisk.SuperblockSector, 8, "superblock: nbuckets is %d; this program reads sets of up to %d", sb.NBuckets(), maxBuckets)
+		s.Access = ondisk.AccessNone
 		return nil
 	}
 	s.Geo = ondisk.NewGeometry(sb)

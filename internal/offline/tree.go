@@ -101,8 +101,24 @@ func (s *Set) readTree(ctx context.Context) error {
 		}
 		known += int64(len(level))
 	}
-	slices.SortFunc(s.Unknown, func(a, b Range) int { return a.From.Compare(b.From) })
+	s.Unknown = joinUnknown(s.Unknown)
 	return nil
+}
+
+// joinUnknown sorts ranges and joins those that touch.
+func joinUnknown(list []Range) []Range {
+	slices.SortFunc(list, func(a, b Range) int { return a.From.Compare(b.From) })
+	out := list[:0]
+	for _, r := range list {
+		if n := len(out); n > 0 && out[n-1].To.Compare(r.From) >= 0 {
+			if out[n-1].To.Compare(r.To) < 0 {
+				out[n-1].To = r.To
+			}
+			continue
+		}
+		out = append(out, r)
+	}
+	return out
 }
 
 // readNodes reads nodes several at a time and calls fn with each in order.

@@ -3,6 +3,7 @@ package offline
 import (
 	"errors"
 	"fmt"
+	"sort"
 	"sync"
 
 	"github.com/ubcache/ubcache/internal/blockdev"
@@ -260,13 +261,11 @@ func (v *Volume) lookup(s, end uint64) piece {
 		limit = min(end, e.Start)
 	}
 	// No key here: nothing is cached, unless a part of the tree is missing.
-	for _, r := range v.unknown {
-		switch {
-		case r.To.Sector <= s:
-		case r.From.Sector <= s:
-			return piece{kind: FromUnknown, sectors: min(limit, r.To.Sector) - s}
-		default:
-			limit = min(limit, r.From.Sector)
+	if u := sort.Search(len(v.unknown), func(i int) bool { return v.unknown[i].To.Sector > s }); u < len(v.unknown) {
+		if from := v.unknown[u].From.Sector; from > s {
+			limit = min(limit, from)
+		} else {
+			return piece{kind: FromUnknown, sectors: min(limit, v.unknown[u].To.Sector) - s}
 		}
 	}
 	return v.uncached(s, limit)
