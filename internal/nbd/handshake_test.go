@@ -231,8 +231,12 @@ func TestHandshakeRefusesNonsense(t *testing.T) {
 		c.option(optStructuredReply, nil)
 		c.expect(optStructuredReply, repAck)
 		for _, opt := range []uint32{optInfo, optGo, optListMeta, optSetMeta} {
-			for _, data := range [][]byte{nil, {1}, wireBytes(uint32(5), "disk"), wireBytes(uint32(1<<32-1), "disk"), wireBytes(uint32(4), "disk"),
-				wireBytes(uint32(4), "disk", uint16(1)), wireBytes(uint32(4), "disk", uint32(1), uint32(9), "base:")} {
+			for _, data := range [][]byte{
+				nil,
+				{1},
+				wireBytes(uint32(5), "disk"), wireBytes(uint32(1<<32-1), "disk"), wireBytes(uint32(4), "disk"),
+				wireBytes(uint32(4), "disk", uint16(1)), wireBytes(uint32(4), "disk", uint32(1), uint32(9), "base:"),
+			} {
 				c.option(opt, data)
 				c.expect(opt, repErrInvalid)
 			}
