@@ -15,6 +15,10 @@ import (
 const (
 	minInput = 8 << 10   // bytes of a connection's input buffer at first
 	maxInput = 256 << 10 // and once whole buffers keep coming
+
+	// Requests are handed over when no more input is there, or when there are so many, or so much data.
+	maxBatch      = 64
+	maxBatchBytes = 512 << 10
 )
 
 // Clients send a write's header and its data with two system calls. A reader that has got the header alone looks for
@@ -57,17 +61,18 @@ type conn struct {
 	queue      blockdev.Queue
 	started    time.Time
 
-	in       []byte // input buffer; what is in it between parses is less than one header
-	have     int    // bytes in it
-	pos      int    // bytes of it that are parsed
-	cur      *request
-	rest     []byte // the part of cur's payload that has not arrived
-	drop     uint32 // bytes of a refused write's payload still to throw away
-	batch    []*blockdev.Request
-	refused  []*request
-	free     []*request
-	room     int   // requests that may be taken before the limit has to be looked at again
-	roomByte int64 // the same for bytes
+	in         []byte // input buffer; what is in it between parses is less than one header
+	have       int    // bytes in it
+	pos        int    // bytes of it that are parsed
+	cur        *request
+	rest       []byte // the part of cur's payload that has not arrived
+	drop       uint32 // bytes of a refused write's payload still to throw away
+	batch      []*blockdev.Request
+	batchBytes int64
+	refused    []*request
+	free       []*request
+	room       int   // requests that may be taken before the limit has to be looked at again
+	roomByte   int64 // the same for bytes
 
 	out struct {
 		mu         sync.Mutex
@@ -105,10 +110,11 @@ type conn struct {
 
 func newConn(s *Server, nc net.Conn, h *handshake) *conn {
 	c := &conn{
-		srv: s, nc: nc, wire: newWire(nc), export: h.export, geo: h.geo,
+		srv: s, nc: nc, export: h.export, geo: h.geo,
 		structured: h.structured, contexts: h.contexts, started: time.Now(),
 		in: make([]byte, minInput), wake: make(chan struct{}, 1), cancel: make(chan struct{}),
 	}
+	c.wire = newWire(nc, c.dry)
 	c.out.changed.L = &c.out.mu
 	c.room, c.roomByte = s.opts.MaxInFlight, s.opts.MaxInFlightBytes
 	return c
@@ -117,6 +123,7 @@ func newConn(s *Server, nc net.Conn, h *handshake) *conn {
 // run serves the connection until its end, and waits for all its requests.
 func (c *conn) run() error {
 	err := c.read()
+	c.submit()
 	if c.cur != nil && c.cur.buf != nil { // its payload never came
 		c.srv.budget.give(int64(len(c.cur.Buf)))
 		c.cur.buf.Release()
@@ -157,10 +164,11 @@ func (c *conn) read() error {
 		if c.rxFrame.Load() != 0 {
 			c.rxBytes.Add(uint64(n))
 		}
-		err = c.take(n)
-		c.submit()
-		if err != nil {
+		if err := c.take(n); err != nil {
 			return err
+		}
+		if len(c.batch)+len(c.refused) >= maxBatch || c.batchBytes >= maxBatchBytes {
+			c.submit()
 		}
 		var frame uint64
 		if c.cur != nil {
@@ -175,6 +183,14 @@ func (c *conn) read() error {
 			c.in = grown
 		}
 	}
+}
+
+// dry is called when no more input is there. It hands over what has been collected, and returns whether that was
+// more than one request: then it took a while, and the next ones may have come.
+func (c *conn) dry() bool {
+	n := len(c.batch) + len(c.refused)
+	c.submit()
+	return n > 1
 }
 
 // take parses n bytes that readv has put behind what was there.
@@ -239,6 +255,7 @@ func (c *conn) begin(h header) error {
 	if v == submit {
 		h.fill(&r.Request)
 		if bytes > 0 {
+			c.batchBytes += bytes
 			r.buf = c.srv.pool.Get(int(bytes))
 			r.Buf = r.buf.Data[:bytes]
 		}
@@ -324,6 +341,7 @@ func (c *conn) submit() {
 	for _, q := range c.batch {
 		bytes += int64(len(q.Buf))
 	}
+	c.batchBytes = 0
 	o := &c.out
 	o.mu.Lock()
 	o.inflight += len(c.batch) + len(c.refused)

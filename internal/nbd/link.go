@@ -72,7 +72,7 @@ type link struct {
 const clientInput = 64 << 10 // bytes of the input buffer; more than the longest chunk that is not data
 
 func newLink(nc net.Conn, structured bool) *link {
-	l := &link{nc: nc, wire: newWire(nc), structured: structured, wake: make(chan struct{}, 1)}
+	l := &link{nc: nc, wire: newWire(nc, func() bool { return false }), structured: structured, wake: make(chan struct{}, 1)}
 	l.rx.in = make([]byte, clientInput)
 	l.idle.L = &l.mu
 	l.reader.Go(l.read)

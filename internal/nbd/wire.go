@@ -15,7 +15,8 @@ const maxIOV = 1024
 // at a time may write.
 type wire interface {
 	// readv waits until something is there and reads it, first into a, then into b, one of which may be empty.
-	// Before it waits, it tries as often again as tries says, for what must be on its way already.
+	// Before it waits it calls dry, and looks again if that returns true; then it tries as often again as tries
+	// says, for what must be on its way already.
 	readv(a, b []byte, tries int) (int, error)
 
 	// writev sends the pieces in order. When not all can be sent without waiting it returns how many bytes
@@ -23,16 +24,17 @@ type wire interface {
 	writev(pieces [][]byte, block bool) (n int, again bool, err error)
 }
 
-// newWire returns the fast wire for a connection that is a socket, the plain one for others (TLS, pipes in tests).
-func newWire(c net.Conn) wire {
+// newWire returns the fast wire for a connection that is a socket, the plain one for others (TLS, pipes in tests),
+// which calls dry before each read, since it cannot tell whether that will wait.
+func newWire(c net.Conn, dry func() bool) wire {
 	if _, ok := c.(interface{ NetConn() net.Conn }); !ok {
 		if sc, ok := c.(syscall.Conn); ok {
 			if raw, err := sc.SyscallConn(); err == nil {
-				return newSocketWire(raw)
+				return newSocketWire(raw, dry)
 			}
 		}
 	}
-	return plainWire{c}
+	return plainWire{c, dry}
 }
 
 // socketWire calls readv and writev itself, inside the runtime's poller. The closures are made once and take their
@@ -58,7 +60,7 @@ type socketWire struct {
 	}
 }
 
-func newSocketWire(raw syscall.RawConn) *socketWire {
+func newSocketWire(raw syscall.RawConn, dry func() bool) *socketWire {
 	w := &socketWire{raw: raw}
 	w.readFn = func(fd uintptr) bool {
 		for {
@@ -67,6 +69,9 @@ func newSocketWire(raw syscall.RawConn) *socketWire {
 			case syscall.EINTR:
 				continue
 			case syscall.EAGAIN:
+				if dry() {
+					continue
+				}
 				if w.rd.try--; w.rd.try >= 0 {
 					continue
 				}
@@ -147,12 +152,16 @@ func iovec(p []byte) syscall.Iovec {
 
 // plainWire works over any connection. It cannot write without waiting, so all its writes happen in the writer
 // goroutine.
-type plainWire struct{ c net.Conn }
+type plainWire struct {
+	c   net.Conn
+	dry func() bool
+}
 
 func (w plainWire) readv(a, b []byte, _ int) (int, error) {
 	if len(a) == 0 {
 		a = b
 	}
+	w.dry()
 	for {
 		n, err := w.c.Read(a)
 		if n > 0 {
