@@ -356,3 +356,32 @@ func TestURI(t *testing.T) {
 		}
 	}
 }
+
+// A server may answer a write before it has read the data. The buffer stays the client's until it is sent.
+func TestClientEarlyReply(t *testing.T) {
+	goOn := make(chan struct{})
+	c := fakeServer(t, flagHasFlags, false, func(c *raw) {
+		h, _ := decodeRequest(c.bytes(requestSize))
+		c.bytes(10)
+		c.send(uint32(magicSimple), uint32(errnoNoSpace), h.cookie)
+		<-goOn
+		c.bytes(int(h.length) - 10)
+		io.Copy(io.Discard, c)
+	})
+	done := make(chan error, 1)
+	q, err := c.NewQueue(1, func(d []*blockdev.Request) { done <- d[0].Err })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer q.Close()
+	q.Submit([]*blockdev.Request{{Op: blockdev.OpWrite, Buf: make([]byte, 4096)}})
+	select {
+	case err := <-done:
+		t.Errorf("completed before it was sent: %v", err)
+	case <-time.After(30 * time.Millisecond):
+	}
+	close(goOn)
+	if err := <-done; !errors.Is(err, syscall.ENOSPC) {
+		t.Error(err)
+	}
+}

@@ -7,17 +7,17 @@
 // blockdev.Requests; [DeviceExport] turns a blockdev.Device into one. Each connection has a queue of its own.
 //
 //	socket --readv--> reader --Submit(batch)--> export's queue --complete--> replies --writev--> socket
-//	                  parses all that                                         by whoever finished them,
-//	                  has arrived                                             else the writer goroutine
+//	                  until its input                                        by whoever finished them,
+//	                  is dry                                                 else the writer goroutine
 //
-// The reader goroutine takes whatever has arrived with one system call, turns all whole requests in it into one
-// batch, and submits that. A write's payload is copied from the input buffer, or, what has not arrived yet, read
-// by readv straight into its buffer. Completions are collected in a list; whoever adds to it while nobody writes
-// becomes the writer and sends all there is with one writev, never waiting: when the socket is full, the rest
-// goes to a writer goroutine, which may wait. While the reader is inside Submit it is the one who will write, so
-// an export that completes at once answers a whole batch with one system call. Data travels from the export's
-// buffer to the socket without a copy: the reply header is put in the room before the page-aligned data. No
-// request costs an allocation or a goroutine, block status aside.
+// The reader goroutine takes all that has arrived, turns the whole requests in it into one batch, and submits that
+// when no more is there. A write's payload is copied from the input buffer, or, what has not arrived yet, read by
+// readv straight into its buffer. Completions are collected in a list; whoever adds to it while nobody writes becomes
+// the writer and sends all there is with one writev, never waiting: when the socket is full, the rest goes to a
+// writer goroutine, which may wait. While the reader is inside Submit it is the one who will write, so an export
+// that completes at once answers a whole batch with one system call. Data travels from the export's buffer to the
+// socket without a copy: the reply header is put in the room before the page-aligned data. No request costs an
+// allocation or a goroutine, block status aside.
 //
 // # What holds
 //
