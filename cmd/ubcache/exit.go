@@ -35,9 +35,6 @@ func usageErrorf(format string, args ...any) error {
 	return &exitError{exitUsage, fmt.Errorf(format, args...)}
 }
 
-// usageError gives err the status for wrong usage.
-func usageError(err error) error { return withStatus(exitUsage, err) }
-
 // refusedErrorf is for what is not done to protect data. The text names the option that overrides.
 func refusedErrorf(format string, args ...any) error {
 	return &exitError{exitRefused, fmt.Errorf(format, args...)}
@@ -50,9 +47,6 @@ func refusedError(err error) error { return withStatus(exitRefused, err) }
 func partialErrorf(format string, args ...any) error {
 	return &exitError{exitPartial, fmt.Errorf(format, args...)}
 }
-
-// partialError gives err the status for work done in part.
-func partialError(err error) error { return withStatus(exitPartial, err) }
 
 // silentError ends a command that has said everything itself with a status.
 func silentError(code int) error { return &exitError{code: code} }

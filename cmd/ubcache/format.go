@@ -149,7 +149,8 @@ func formatDevices(ctx context.Context, cache string, backing []string, o offlin
 		o.Unflushed = offline.ScanDirty
 	}
 	for i, path := range paths {
-		dev, openErr := blockdev.Open(path, blockdev.Options{})
+		// No ring: the kernel takes one apart after the process has ended, and the lock goes only then.
+		dev, openErr := blockdev.Open(path, blockdev.Options{Engine: blockdev.EnginePread})
 		if errors.Is(openErr, blockdev.ErrBusy) {
 			return nil, refusedErrorf("%w; end that first, no option overrides it. Nothing was written", openErr)
 		}

@@ -62,13 +62,12 @@ func superShow(_ context.Context, env *environment, args []string) int {
 		fmt.Fprintln(env.stderr, "Couldn't read")
 		return oldShowFails
 	}
-	text, failure := offline.SuperShow(sb, force)
+	text, failure, status := offline.SuperShow(sb, force)
 	fmt.Fprint(env.stdout, text)
 	if failure != "" {
 		fmt.Fprintln(env.stderr, failure)
-		return oldShowFails
 	}
-	return 0
+	return status
 }
 
 // readOldSuper reads as much of a superblock as the tool wants: all but what was added after its time.

@@ -66,11 +66,11 @@ type Unread struct {
 }
 
 func (u *Unread) String() string {
-	err := u.Err
-	if e := (*blockdev.IOError)(nil); errors.As(err, &e) {
-		err = e.Err // the place is being said here
+	text := u.Err.Error()
+	if e := (*blockdev.IOError)(nil); errors.As(u.Err, &e) { // the place is being said here
+		text = strings.Replace(text, e.Error(), e.Err.Error(), 1)
 	}
-	return fmt.Sprintf("bytes %d to %d cannot be read (%v), so something may be there", u.Offset, u.Offset+u.Length-1, err)
+	return fmt.Sprintf("bytes %d to %d cannot be read (%s), so something may be there", u.Offset, u.Offset+u.Length-1, text)
 }
 
 // Probed is what is on a device, as far as marks tell.
@@ -152,8 +152,11 @@ type prober struct {
 // prefetch reads a range in one go. Where that fails, at sorts out what is readable.
 func (p *prober) prefetch(off, n int64) {
 	off = max(off, 0) &^ (probeBlock - 1)
+	if off >= p.size || p.bad > 0 || p.ctx.Err() != nil {
+		return
+	}
 	b := make([]byte, min(n+probeBlock, p.size-off))
-	if len(b) == 0 || p.ctx.Err() != nil || p.io.ReadAt(b, off) != nil {
+	if p.io.ReadAt(b, off) != nil {
 		return
 	}
 	for ; len(b) > 0; off += probeBlock {
@@ -193,11 +196,7 @@ func (p *prober) block(i int64) []byte {
 	b = make([]byte, min(probeBlock, p.size-off))
 	if err := p.io.ReadAt(b, off); err != nil {
 		p.bad++
-		u := Unread{Offset: off, Length: int64(len(b)), Err: err}
-		if p.bad == probePatience {
-			u.Err = fmt.Errorf("%w; too many such places, the rest was not looked at", err)
-		}
-		p.found.Unread = append(p.found.Unread, u)
+		p.found.Unread = append(p.found.Unread, Unread{Offset: off, Length: int64(len(b)), Err: err})
 		b = nil
 	}
 	p.blocks[i] = b
@@ -529,6 +528,10 @@ func (p *prober) finish() {
 		joined = append(joined, u)
 	}
 	p.found.Unread = joined
+	if p.bad >= probePatience {
+		last := &joined[len(joined)-1]
+		last.Err = fmt.Errorf("%w; too many such places, the rest was not looked at", last.Err)
+	}
 }
 
 // ScanDirty is a ScanUnflushed that reads the whole index of the set.

@@ -8,12 +8,12 @@ import (
 	"github.com/ubcache/ubcache/internal/ondisk"
 )
 
-// SuperShow returns what bcache-super-show 1.0.8 prints of a superblock on its standard output, byte for byte, and
-// the message with which it gives up, "" where it does not. keepGoing is its option -f.
+// SuperShow returns what bcache-super-show 1.0.8 prints of a superblock on its standard output, byte for byte, its exit
+// status, and the message with which it gives up, "" where it does not. keepGoing is its option -f.
 //
 // Of a superblock that lists more journal buckets than there are it computes a checksum over memory beyond; ours
 // is over all there are, and never right.
-func SuperShow(sb *ondisk.Superblock, keepGoing bool) (text, failure string) {
+func SuperShow(sb *ondisk.Superblock, keepGoing bool) (text, failure string, status int) {
 	var s strings.Builder
 	line := func(name, format string, args ...any) {
 		s.WriteString(name)
@@ -21,12 +21,12 @@ func SuperShow(sb *ondisk.Superblock, keepGoing bool) (text, failure string) {
 	}
 	if sb.Magic != ondisk.Magic {
 		line("sb.magic\t\t", "bad magic")
-		return s.String(), "Invalid superblock (bad magic)"
+		return s.String(), "Invalid superblock (bad magic)", 2
 	}
 	line("sb.magic\t\t", "ok")
 	if sb.Offset != ondisk.SuperblockSector {
 		line("sb.first_sector\t\t", "%d [expected %ds]", sb.Offset, ondisk.SuperblockSector)
-		return s.String(), "Invalid superblock (bad sector)"
+		return s.String(), "Invalid superblock (bad sector)", 2
 	}
 	line("sb.first_sector\t\t", "%d [match]", sb.Offset)
 	if sb.ChecksumOK() && sb.NJournal <= ondisk.MaxJournalBuckets {
@@ -34,7 +34,7 @@ func SuperShow(sb *ondisk.Superblock, keepGoing bool) (text, failure string) {
 	} else {
 		line("sb.csum\t\t\t", "%X [expected %X]", sb.Csum, sb.ExpectedChecksum())
 		if !keepGoing {
-			return s.String(), "Corrupt superblock (bad csum)"
+			return s.String(), "Corrupt superblock (bad csum)", 2
 		}
 	}
 	backing := sb.Version == ondisk.VersionBacking || sb.Version == ondisk.VersionBackingOff
@@ -45,13 +45,16 @@ func SuperShow(sb *ondisk.Superblock, keepGoing bool) (text, failure string) {
 		line("sb.version\t\t", "%d [cache device]", sb.Version)
 	default:
 		line("sb.version\t\t", "%d [unknown]", sb.Version)
-		return s.String(), ""
+		return s.String(), "", 0
 	}
 	line("", "")
 	line("dev.label\t\t", "%s", superShowLabel(sb.LabelString()))
 	line("dev.uuid\t\t", "%v", sb.UUID)
 	line("dev.sectors_per_block\t", "%d", sb.BlockSize)
 	line("dev.sectors_per_bucket\t", "%d", sb.BucketSize16)
+	if sb.Version == ondisk.VersionBackingOff && (sb.NJournal == 1 || sb.D[0] != 0) {
+		return s.String(), "Possible experimental format detected, bailing", 3
+	}
 	if backing {
 		line("dev.data.first_sector\t", "%d", sb.DataOffset())
 		line("dev.data.cache_mode\t", "%s", superShowName(uint8(sb.CacheMode()), "writethrough", "writeback", "writearound", "no caching"))
@@ -69,7 +72,7 @@ func SuperShow(sb *ondisk.Superblock, keepGoing bool) (text, failure string) {
 	}
 	line("", "")
 	line("cset.uuid\t\t", "%v", sb.SetUUID)
-	return s.String(), ""
+	return s.String(), "", 0
 }
 
 // superShowLabel escapes what is not a letter, digit, or one of "-._", the way the tool does: a byte is a signed
@@ -270,7 +273,7 @@ func (s *Shown) Refused() bool { return s.Access == ondisk.AccessNone.String() }
 // Text is for people: what bcache-super-show prints, and then what it does not.
 func (s *Shown) Text() string {
 	var t strings.Builder
-	text, _ := SuperShow(s.raw, true)
+	text, _, _ := SuperShow(s.raw, true)
 	t.WriteString(text)
 	line := func(name string, format string, args ...any) {
 		fmt.Fprintf(&t, "%s\t%s%s\n", name, strings.Repeat("\t", max(0, (23-len(name))/8)), fmt.Sprintf(format, args...))
