@@ -109,7 +109,7 @@ func TestConformance(t *testing.T) {
 		t.Run(name+"/memory", func(t *testing.T) {
 			devtest.Run(t, func(t *testing.T) blockdev.Device { return wrap(t, mustMemory(t, 5<<20, blockdev.MemoryOptions{})) })
 		})
-		if name != "crashable" && name != "delaying" {
+		if testing.Short() || name != "crashable" && name != "delaying" {
 			continue
 		}
 		t.Run(name+"/file", func(t *testing.T) {
@@ -129,6 +129,9 @@ func TestConformance(t *testing.T) {
 	})
 	for _, engine := range []string{blockdev.EngineUring, blockdev.EnginePread} {
 		for _, sector := range []string{"512", "4096"} {
+			if testing.Short() && sector == "4096" {
+				continue
+			}
 			t.Run("loop/"+engine+"/"+sector, func(t *testing.T) {
 				devtest.Run(t, func(t *testing.T) blockdev.Device {
 					dev := loopDevice(t, makeFile(t, diskDir(t), 6<<20), "--sector-size", sector)

@@ -25,8 +25,16 @@
 //   - The size of a file or device never changes.
 //   - Between two openers of whom one writes, the second is refused, if both look at locks (see lock.go).
 //
-// Reading, writing and flushing are the ring's; what the kernel would hand to a thread of its own anyway (fsync,
-// discard, zeroing), and the rest of transfers that came back short, is done by goroutines.
+// # Threads
+//
+// The kernel completes what a thread has put into a ring in that same thread. While a thread sleeps where signals
+// do not reach it (fsync, direct reads, a full page cache), whatever it has submitted before stays incomplete,
+// and in Go any goroutine may end up on any thread. So with the uring engine nothing here sleeps so: flushes and
+// zeroing go through the ring, the rest is done on threads set apart. The same should hold for other code in the
+// process: files that are large, slow or synced belong on a Device, and the two engines should not be mixed.
+//
+// With the pread engine, a thread that waits for its disk keeps its place among GOMAXPROCS until the scheduler
+// looks, 20 microseconds later or more, so there must be more places than processors (see Open).
 //
 // Memory and all wrappers work on a simulated runtime; a file opened with one is served by the inline engine.
 // The uring and pread engines wait for the kernel, which no simulation sees, so they use package sync.

@@ -125,19 +125,23 @@ func (f *file) release() error {
 // checked.
 func (f *file) do(r *Request) {
 	var err error
-	switch r.Op {
-	case OpRead:
+	switch {
+	case f.nothingToDo(r):
+	case r.Op == OpRead:
 		err = f.read(r)
-	case OpWrite:
+	case r.Op == OpWrite:
 		err = f.write(r)
-	case OpFlush:
+	case r.Op == OpFlush:
 		err = f.sync()
-	case OpDiscard:
-		if err = f.discard(r.Off, r.Len); err == nil && r.Flags&FUA != 0 {
-			err = f.sync()
+	default:
+		if r.done != stepFlush {
+			if r.Op == OpDiscard {
+				err = f.discard(r.Off, r.Len)
+			} else {
+				err = f.zero(r)
+			}
 		}
-	case OpWriteZeroes:
-		if err = f.zero(r.Off, r.Len, r.Flags); err == nil && r.Flags&FUA != 0 {
+		if err == nil && r.Flags&FUA != 0 {
 			err = f.sync()
 		}
 	}
@@ -213,9 +217,6 @@ func pwriteDsync(fd int, p []byte, off int64) (int, error) {
 }
 
 func (f *file) sync() error {
-	if f.info.ReadOnly {
-		return nil
-	}
 	for {
 		if err := unix.Fdatasync(f.fd); err != unix.EINTR {
 			return err
@@ -223,19 +224,12 @@ func (f *file) sync() error {
 	}
 }
 
+// discard forgets a range, or returns ErrNotSupported.
 func (f *file) discard(off, n int64) error {
-	if n == 0 {
-		return nil
-	}
 	if !f.block {
 		return unsupported(f.fallocate(unix.FALLOC_FL_PUNCH_HOLE, off, n))
 	}
-	span := [2]uint64{uint64(off), uint64(n)}
-	for {
-		if err := ioctl(f.fd, unix.BLKDISCARD, unsafe.Pointer(&span)); err != unix.EINTR {
-			return unsupported(err)
-		}
-	}
+	return unsupported(f.blockRange(unix.BLKDISCARD, off, n))
 }
 
 // zero makes a range read as zeroes, in the best way that the system has:
@@ -244,40 +238,72 @@ func (f *file) discard(off, n int64) error {
 //	file         punch a hole          ZERO_RANGE
 //	block        unmap, if it zeroes   the device's write of zeroes
 //	else, unless it has to be fast     write zeroes (block devices: the kernel does, BLKZEROOUT)
-func (f *file) zero(off, n int64, flags Flags) error {
-	if n == 0 {
-		return nil
-	}
-	fast := flags&FastZero != 0
-	if flags&NoUnmap == 0 && !f.noPunch.Load() {
-		err := f.fallocate(unix.FALLOC_FL_PUNCH_HOLE, off, n)
+func (f *file) zero(r *Request) error {
+	for mode := f.allocMode(r); mode != 0; mode = f.allocMode(r) {
+		err := f.fallocate(mode, r.Off, r.Len)
 		if !isUnsupported(err) {
 			return err
 		}
-		f.noPunch.Store(true)
-	}
-	if f.block {
-		if fast && !f.zeroOffload {
-			return ErrNotSupported
-		}
-		span := [2]uint64{uint64(off), uint64(n)}
-		for {
-			if err := ioctl(f.fd, unix.BLKZEROOUT, unsafe.Pointer(&span)); err != unix.EINTR {
-				return unsupported(err)
-			}
+		if mode == unix.FALLOC_FL_PUNCH_HOLE {
+			f.noPunch.Store(true)
+		} else {
+			f.noZeroRange.Store(true)
 		}
 	}
-	if !f.noZeroRange.Load() {
-		err := f.fallocate(unix.FALLOC_FL_ZERO_RANGE, off, n)
-		if !isUnsupported(err) {
-			return err
-		}
-		f.noZeroRange.Store(true)
-	}
-	if fast {
+	fast := r.Flags&FastZero != 0
+	switch {
+	case fast && !(f.block && f.zeroOffload):
 		return ErrNotSupported
+	case f.block:
+		return unsupported(f.blockRange(unix.BLKZEROOUT, r.Off, r.Len))
+	default:
+		return f.writeZeroes(r.Off, r.Len)
 	}
-	return f.writeZeroes(off, n)
+}
+
+// allocMode returns the mode of fallocate that does r, a discard or a write of zeroes; 0: none does.
+func (f *file) allocMode(r *Request) uint32 {
+	switch {
+	case r.Op == OpDiscard && !f.block,
+		r.Op == OpWriteZeroes && r.Flags&NoUnmap == 0 && !f.noPunch.Load():
+		return unix.FALLOC_FL_PUNCH_HOLE
+	case r.Op == OpWriteZeroes && !f.block && !f.noZeroRange.Load():
+		return unix.FALLOC_FL_ZERO_RANGE
+	}
+	return 0
+}
+
+// ringCan reports whether a ring can do r, at least the first attempt.
+func (f *file) ringCan(r *Request) bool {
+	switch r.Op {
+	case OpRead, OpFlush:
+		return true
+	case OpWrite:
+		return r.Flags&FUA == 0 || !f.noDsync.Load()
+	default:
+		return f.allocMode(r) != 0
+	}
+}
+
+// nothingToDo reports whether r is done without asking the system.
+func (f *file) nothingToDo(r *Request) bool {
+	if r.Op == OpFlush {
+		return f.info.ReadOnly
+	}
+	return r.Length() == 0
+}
+
+// stepFlush, in Request.done, says that a discard or write of zeroes is done and its flush remains.
+const stepFlush = 1
+
+// blockRange calls BLKDISCARD or BLKZEROOUT.
+func (f *file) blockRange(what uint, off, n int64) error {
+	span := [2]uint64{uint64(off), uint64(n)}
+	for {
+		if err := ioctl(f.fd, what, unsafe.Pointer(&span)); err != unix.EINTR {
+			return err
+		}
+	}
 }
 
 func (f *file) fallocate(mode uint32, off, n int64) error {

@@ -140,26 +140,35 @@ func TestRingSettle(t *testing.T) {
 	f := &file{path: "x"}
 	q := &ringQueue{f: f}
 	for _, c := range []struct {
-		res      int32
-		flags    Flags
-		finished bool
-		err      error
-		done     int
+		res   int32
+		flags Flags
+		want  outcome
+		err   error
+		done  int
+		op    Op
 	}{
-		{res: 4096, finished: true, done: 4096},
-		{res: 1000, done: 1000},
-		{res: 0},
-		{res: -int32(unix.EINTR)},
-		{res: -int32(unix.EAGAIN)},
-		{res: -int32(unix.ECANCELED)},
-		{res: -int32(unix.EIO), finished: true, err: unix.EIO},
-		{res: -int32(unix.EOPNOTSUPP), finished: true, err: unix.EOPNOTSUPP},
-		{res: -int32(unix.EOPNOTSUPP), flags: FUA},
-		{res: -int32(unix.EOPNOTSUPP), flags: FUA},
+		{op: OpWrite, res: 4096, want: complete, done: 4096},
+		{op: OpWrite, res: 1000, want: elsewhere, done: 1000},
+		{op: OpRead, res: 0, want: elsewhere},
+		{op: OpRead, res: -int32(unix.EINTR), want: elsewhere},
+		{op: OpRead, res: -int32(unix.EAGAIN), want: elsewhere},
+		{op: OpFlush, res: -int32(unix.ECANCELED), want: elsewhere},
+		{op: OpWrite, res: -int32(unix.EIO), want: complete, err: unix.EIO},
+		{op: OpWrite, res: -int32(unix.EOPNOTSUPP), want: complete, err: unix.EOPNOTSUPP},
+		{op: OpWrite, res: -int32(unix.EOPNOTSUPP), flags: FUA, want: elsewhere},
+		{op: OpWrite, res: -int32(unix.EOPNOTSUPP), flags: FUA, want: elsewhere},
+		{op: OpFlush, res: 0, want: complete},
+		{op: OpFlush, res: -int32(unix.EIO), want: complete, err: unix.EIO},
+		{op: OpDiscard, res: 0, want: complete},
+		{op: OpDiscard, res: 0, flags: FUA, want: again, done: stepFlush},
+		{op: OpDiscard, res: -int32(unix.EOPNOTSUPP), want: elsewhere},
+		{op: OpWriteZeroes, res: 0, want: complete},
+		{op: OpWriteZeroes, res: 0, flags: FUA, want: again, done: stepFlush},
+		{op: OpWriteZeroes, res: -int32(unix.EOPNOTSUPP), want: elsewhere},
 	} {
-		r := &Request{Op: OpWrite, Buf: make([]byte, 4096), Flags: c.flags}
-		if got := q.settle(r, c.res); got != c.finished || !errors.Is(r.Err, c.err) || r.done != c.done {
-			t.Errorf("%+v: finished %v, %v, done %d", c, got, r.Err, r.done)
+		r := &Request{Op: c.op, Buf: make([]byte, 4096), Len: 4096, Flags: c.flags}
+		if got := q.settle(r, c.res); got != c.want || !errors.Is(r.Err, c.err) || r.done != c.done {
+			t.Errorf("%+v: outcome %v, %v, done %d", c, got, r.Err, r.done)
 		}
 	}
 	if !f.noDsync.Load() {

@@ -11,19 +11,27 @@ import (
 
 const (
 	ringBatch   = 128 // completions taken, and requests put in, at a time
-	ringThreads = 8   // goroutines for what is not done in the ring
+	ringThreads = 4   // threads for what is not done in the ring
 )
 
-// A ringQueue is a queue of the uring engine: reads and writes go through the queue's own ring, everything else,
-// and whatever the ring does not finish, through a few goroutines.
+// A ringQueue is a queue of the uring engine. Whatever a ring can do goes through the queue's own ring, the rest
+// through a few threads.
 //
 //	Submit -> waiting -> slots -> ring ~~ kernel ~~> ring -> reap -> completer
-//	   |        (more than depth)                              |
-//	   '-----------> pool: flush, discard, zero <-- short or interrupted transfers
+//	   |        (more than depth)     ^                  |  ^
+//	   |                              '--- second step --'  | handed back
+//	   '-----------> pool: discards of block devices, ------'
+//	                 and what came back short or refused
 //
 // A slot stands for a request in the ring; its number is the operation's user data, and the table keeps request
 // and buffer reachable while only the kernel knows them. The reaper frees slots and refills the ring from what
 // waits, so a queue never has more than depth requests in the kernel.
+//
+// A thread that has put operations into a ring must not sleep in the kernel where signals cannot reach it, as it
+// does in fdatasync, fallocate, or a read from a disk: the kernel completes what a thread has submitted in that
+// same thread, and until it wakes up, none of that completes. Any goroutine may run on a thread that has
+// submitted. So flushes and zeroing go through the ring, where the kernel has threads of its own for them, and
+// what cannot is done on threads set apart, which hand their results to the reaper and never submit.
 type ringQueue struct {
 	completer
 	f     *file
@@ -40,11 +48,21 @@ type ringQueue struct {
 		busy       []*Request
 		free       []uint32
 		waiting    requestList
+		handedBack requestList // by pool
 	}
 
 	cqes     [ringBatch]uring.CQE // the reaper's
 	finished [ringBatch]*Request
 }
+
+// An outcome is what settle makes of a result.
+type outcome uint8
+
+const (
+	complete  outcome = iota
+	again             // another operation in the ring has to follow
+	elsewhere         // goes on in the pool
+)
 
 func newRingQueue(f *file, depth int, complete func([]*Request)) (*ringQueue, error) {
 	ring, err := uring.New(uint32(depth), uring.Options{})
@@ -53,7 +71,8 @@ func newRingQueue(f *file, depth int, complete func([]*Request)) (*ringQueue, er
 	}
 	q := &ringQueue{f: f, ring: ring, fd: f.fd}
 	q.completer.init(f.rt, complete)
-	q.pool.init(f, &q.completer, min(depth, ringThreads))
+	q.pool.init(f, min(depth, ringThreads), q.handBack)
+	q.pool.apart = true
 	q.slots.busy = make([]*Request, depth)
 	q.slots.free = make([]uint32, depth)
 	for i := range q.slots.free {
@@ -79,14 +98,10 @@ func (q *ringQueue) Submit(reqs []*Request) {
 		r.done = 0
 		r.Err = q.f.info.Check(r)
 		switch {
-		case r.Err != nil:
+		case r.Err != nil || q.f.nothingToDo(r):
 			settled.push(r)
-		case r.Op == OpRead || r.Op == OpWrite && (r.Flags&FUA == 0 || !q.f.noDsync.Load()):
-			if len(r.Buf) == 0 {
-				settled.push(r)
-			} else {
-				ring.push(r)
-			}
+		case q.f.ringCan(r):
+			ring.push(r)
 		default:
 			slow.push(r)
 		}
@@ -147,15 +162,19 @@ func (q *ringQueue) fillSlots(taken *[ringBatch]uint32) (n int, more bool) {
 func (q *ringQueue) prepare(slot uint32) {
 	r := q.slots.busy[slot] // ours since fillSlots; the reaper gets it from the kernel
 	e := q.ring.Get()
-	p := r.Buf[:min(len(r.Buf), q.f.most)]
-	if r.Op == OpRead {
-		e.ReadAt(q.fd, p, r.Off)
-	} else {
+	switch {
+	case r.Op == OpRead:
+		e.ReadAt(q.fd, r.Buf[:min(len(r.Buf), q.f.most)], r.Off)
+	case r.Op == OpWrite:
 		flags := uint32(0)
 		if r.Flags&FUA != 0 {
 			flags = unix.RWF_DSYNC
 		}
-		e.WriteAt(q.fd, p, r.Off, flags)
+		e.WriteAt(q.fd, r.Buf[:min(len(r.Buf), q.f.most)], r.Off, flags)
+	case r.Op == OpFlush || r.done == stepFlush:
+		e.Fdatasync(q.fd)
+	default:
+		e.Fallocate(q.fd, q.f.allocMode(r)|unix.FALLOC_FL_KEEP_SIZE, r.Off, r.Len)
 	}
 	e.Flags = q.fixed
 	e.UserData = uint64(slot)
@@ -180,61 +199,91 @@ func (q *ringQueue) vacate(slot uint32) *Request {
 	return r
 }
 
+// handBack gives the reaper a request that the pool has finished.
+func (q *ringQueue) handBack(r *Request) {
+	q.slots.Lock()
+	q.slots.handedBack.push(r)
+	q.slots.Unlock()
+	q.ring.Wake()
+}
+
 // reap takes all completions there are. The ring's goroutine calls it, and nobody else.
 func (q *ringQueue) reap() {
 	for {
 		n := q.ring.Reap(q.cqes[:])
-		if n == 0 {
-			return
-		}
+		var back requestList
 		q.slots.Lock()
 		for i, c := range q.cqes[:n] {
 			q.finished[i] = q.vacate(uint32(c.UserData))
 		}
-		refill := q.slots.waiting.n > 0
+		back.append(&q.slots.handedBack)
+		refill := n > 0 && q.slots.waiting.n > 0
 		q.slots.Unlock()
+		if n == 0 && back.n == 0 {
+			return
+		}
 		if refill { // first, so that the device has work while we deliver
 			q.pump()
 		}
-		var slow requestList
+		var slow, next requestList
 		whole := q.finished[:0]
 		for i, c := range q.cqes[:n] {
-			if r := q.finished[i]; q.settle(r, c.Res) {
+			r := q.finished[i]
+			switch q.settle(r, c.Res) {
+			case complete:
 				whole = append(whole, r)
-			} else {
+			case again:
+				next.push(r)
+			case elsewhere:
 				slow.push(r)
 			}
 		}
 		if slow.n > 0 {
 			q.pool.add(&slow)
 		}
+		if next.n > 0 {
+			q.slots.Lock()
+			q.slots.waiting.append(&next)
+			q.slots.Unlock()
+			q.pump()
+		}
 		if len(whole) > 0 {
 			q.finish(whole...)
 		}
 		clear(q.finished[:n])
+		for r := back.pop(); r != nil; r = back.pop() {
+			q.finish(r)
+		}
 	}
 }
 
-// settle takes in a result. It returns false if the request is not finished: what came back short, was
-// interrupted, or cannot be done in this way goes on in a goroutine.
-func (q *ringQueue) settle(r *Request, res int32) bool {
+// settle takes in a result and says how the request goes on: what came back short, was interrupted, or cannot be
+// done in this way goes to the pool.
+func (q *ringQueue) settle(r *Request, res int32) outcome {
 	if res >= 0 {
-		r.done = int(res)
-		return r.done == len(r.Buf)
-	}
-	switch e := unix.Errno(-res); e {
-	case unix.EINTR, unix.EAGAIN, unix.ECANCELED, unix.ENOBUFS:
-		return false
-	case unix.EOPNOTSUPP:
-		if r.Op == OpWrite && r.Flags&FUA != 0 {
-			q.f.noDsync.Store(true) // from now on write and flush
-			return false
+		switch {
+		case r.Op == OpRead || r.Op == OpWrite:
+			if r.done = int(res); r.done < len(r.Buf) {
+				return elsewhere
+			}
+		case r.Op != OpFlush && r.Flags&FUA != 0 && r.done != stepFlush:
+			r.done = stepFlush
+			return again
 		}
-		r.Err = q.f.wrap(r, e)
-	default:
-		r.Err = q.f.wrap(r, e)
+		return complete
 	}
-	return true
+	e := unix.Errno(-res)
+	switch {
+	case e == unix.EINTR, e == unix.EAGAIN, e == unix.ECANCELED, e == unix.ENOBUFS:
+		return elsewhere
+	case isUnsupported(e) && r.Op == OpWrite && r.Flags&FUA != 0:
+		q.f.noDsync.Store(true) // from now on write and flush
+		return elsewhere
+	case isUnsupported(e) && (r.Op == OpDiscard || r.Op == OpWriteZeroes):
+		return elsewhere // there are other ways
+	}
+	r.Err = q.f.wrap(r, e)
+	return complete
 }
 
 func (q *ringQueue) Close() error {
@@ -242,10 +291,7 @@ func (q *ringQueue) Close() error {
 		return ErrClosed
 	}
 	q.pool.close()
-	// A Submit whose requests have all completed may still be inside pump. One that comes later finds nothing to
-	// do, and leaves the ring alone.
-	q.submitting.Lock()
-	q.submitting.Unlock() //nolint:staticcheck // waiting is all there is to do
+	q.lastSubmitters()
 	err := q.ring.Close()
 	if e := q.f.release(); err == nil {
 		err = e
@@ -254,4 +300,11 @@ func (q *ringQueue) Close() error {
 		return fmt.Errorf("close a queue of %s: %w", q.f.path, err)
 	}
 	return nil
+}
+
+// lastSubmitters waits for those inside pump, whose requests may all have completed. Who comes there later finds
+// nothing to do, and leaves the ring alone.
+func (q *ringQueue) lastSubmitters() {
+	q.submitting.Lock()
+	defer q.submitting.Unlock()
 }

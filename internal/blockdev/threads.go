@@ -1,16 +1,25 @@
 package blockdev
 
-import "sync"
+import (
+	"runtime"
+	"sync"
+	"time"
+)
 
 // maxThreads bounds the goroutines, and so the threads that wait in the kernel, of one queue.
 const maxThreads = 128
 
+// settling is how long a thread set apart waits before its first work, for what it had put into a ring before to
+// complete.
+const settling = 2 * time.Millisecond
+
 // A threadPool does requests one by one in goroutines that may wait, up to max of them, started when needed.
-// It is the whole of the pread engine, and does for the ring what is better not done in a ring.
+// It is the whole of the pread engine, and does for a ring what that cannot do.
 type threadPool struct {
 	f      *file
-	out    *completer
+	out    func(*Request) // gets what is finished
 	max    int
+	apart  bool // each goroutine has a thread of its own, which does nothing else
 	ending sync.WaitGroup
 
 	mu     sync.Mutex // held for memory operations only
@@ -21,7 +30,7 @@ type threadPool struct {
 	closed bool
 }
 
-func (t *threadPool) init(f *file, out *completer, most int) {
+func (t *threadPool) init(f *file, most int, out func(*Request)) {
 	t.f, t.out, t.max = f, out, most
 	t.work.L = &t.mu
 }
@@ -45,6 +54,10 @@ func (t *threadPool) add(list *requestList) {
 }
 
 func (t *threadPool) run() {
+	if t.apart {
+		runtime.LockOSThread() // until the goroutine ends, and the thread with it
+		time.Sleep(settling)
+	}
 	t.mu.Lock()
 	for {
 		r := t.list.pop()
@@ -58,7 +71,7 @@ func (t *threadPool) run() {
 		}
 		t.mu.Unlock()
 		t.f.do(r)
-		t.out.finish(r)
+		t.out(r)
 		t.mu.Lock()
 	}
 	t.mu.Unlock()
@@ -83,7 +96,7 @@ type threadQueue struct {
 func newThreadQueue(f *file, depth int, complete func([]*Request)) *threadQueue {
 	q := &threadQueue{f: f}
 	q.completer.init(f.rt, complete)
-	q.pool.init(f, &q.completer, min(depth, maxThreads))
+	q.pool.init(f, min(depth, maxThreads), func(r *Request) { q.finish(r) })
 	return q
 }
 

@@ -54,9 +54,10 @@ type Ring struct {
 	cqHead, cqTail *uint32
 	cqes           []CQE // a power of two
 
-	files  bool     // some are registered
-	event  *os.File // the eventfd; nil before Start
-	reaper sync.WaitGroup
+	files   bool // some are registered
+	eventFD int
+	event   *os.File // the eventfd; nil before Start
+	reaper  sync.WaitGroup
 }
 
 // New makes a ring for entries submissions, rounded up to a power of two and down to the kernel's limit.
@@ -253,7 +254,7 @@ func (r *Ring) Start(ready func()) error {
 		event.Close()
 		return fmt.Errorf("eventfd: %w", err)
 	}
-	r.event = event
+	r.event, r.eventFD = event, fd
 	r.reaper.Go(func() {
 		// The netpoller is edge-triggered: each completion signals the eventfd and so wakes us, read or not.
 		// So it is never read, and RawConn.Read only serves to sleep: it calls its function whenever the file
@@ -265,6 +266,12 @@ func (r *Ring) Start(ready func()) error {
 		})
 	})
 	return nil
+}
+
+// Wake makes the goroutine of Start call its function, as a completion would.
+func (r *Ring) Wake() {
+	one := [8]byte{0: 1} // in the machine's order, any number but 0 will do
+	_, _ = unix.Write(r.eventFD, one[:])
 }
 
 // RegisterFiles makes fds known to the ring: an SQE with FixedFile names one by its index, which spares the

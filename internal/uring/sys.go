@@ -8,12 +8,12 @@ import (
 
 // Operations that this project uses.
 const (
-	OpNop      = 0
-	OpFsync    = 3
-	OpPollAdd  = 6
-	OpRead     = 22
-	OpWrite    = 23
-	OpURingCmd = 46
+	OpNop       = 0
+	OpFsync     = 3
+	OpFallocate = 17
+	OpRead      = 22
+	OpWrite     = 23
+	OpURingCmd  = 46
 )
 
 // SQE.Flags.
@@ -95,6 +95,16 @@ func (s *SQE) WriteAt(fd int, p []byte, off int64, flags uint32) {
 
 // SetCmdOp sets the command of OpURingCmd, which shares its place with Off.
 func (s *SQE) SetCmdOp(op uint32) { *(*uint32)(unsafe.Pointer(&s.Off)) = op }
+
+// Fdatasync makes s flush the data of file fd.
+func (s *SQE) Fdatasync(fd int) {
+	s.Opcode, s.FD, s.OpFlags = OpFsync, int32(fd), 1
+}
+
+// Fallocate makes s call fallocate on file fd; mode is FALLOC_FL_*.
+func (s *SQE) Fallocate(fd int, mode uint32, off, n int64) {
+	s.Opcode, s.FD, s.Off, s.Len, s.Addr = OpFallocate, int32(fd), uint64(off), mode, uint64(n)
+}
 
 // Cmd returns the argument area of OpURingCmd. The ring must have been made with Options.SQE128.
 func (s *SQE) Cmd() *[80]byte { return (*[80]byte)(unsafe.Add(unsafe.Pointer(s), 48)) }
