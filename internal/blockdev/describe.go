@@ -98,7 +98,8 @@ func (f *file) describeBlock(st *unix.Stat_t) error {
 	if n := int(sysfsInt(queue, "dma_alignment")); n > 0 && n < 4096 && n&(n+1) == 0 {
 		f.dmaAlign = n + 1
 	}
-	if !f.info.ReadOnly && sysfsInt(filepath.Dir(queue), "ro") == 1 {
+	var readOnly uint32
+	if !f.info.ReadOnly && ioctl(f.fd, unix.BLKROGET, unsafe.Pointer(&readOnly)) == nil && readOnly != 0 {
 		return unix.EROFS
 	}
 	return nil

@@ -13,29 +13,7 @@ import (
 // of another complete. (With io_uring they would not if a thread that has submitted some of them were the one that
 // hangs.) A frozen file system is where they hang.
 func TestHangingRequestsDoNotHoldUpOtherDevices(t *testing.T) {
-	dev := loopDevice(t, makeFile(t, diskDir(t), 32<<20))
-	dir := t.TempDir()
-	for _, c := range [][]string{{"mkfs.ext4", "-q", dev}, {"mount", dev, dir}} {
-		if _, err := exec.LookPath(c[0]); err != nil {
-			t.Skip("needs ", c[0])
-		}
-		if out, err := exec.Command(c[0], c[1:]...).CombinedOutput(); err != nil {
-			t.Skipf("needs a file system to freeze: %v: %v: %s", c, err, out)
-		}
-	}
-	defer func() {
-		for try := 1; ; try++ { // the kernel may keep the file for a moment until it has forgotten the ring
-			out, err := exec.Command("umount", dir).CombinedOutput()
-			if err == nil {
-				return
-			}
-			if try == 50 {
-				t.Errorf("umount: %v: %s", err, out)
-				return
-			}
-			time.Sleep(20 * time.Millisecond)
-		}
-	}()
+	dir := mounted(t, "512")
 	frozen := mustOpen(t, makeFile(t, dir, 4<<20), blockdev.Options{Engine: blockdev.EngineUring})
 	defer frozen.Close()
 	other := mustOpen(t, makeFile(t, diskDir(t), 4<<20), blockdev.Options{Engine: blockdev.EngineUring})
