@@ -181,19 +181,26 @@ func (s *Set) checkShared() {
 // checkBuckets counts what a kernel needs to find when it activates the set. Source: F 9.6.
 func (s *Set) checkBuckets() {
 	g := &s.Geo
-	unused := uint64(0)
+	var unused, clean uint64
 	for b := g.FirstBucket; b < g.NBuckets; b++ {
-		if s.Role[b] == RoleFree {
+		switch s.Role[b] {
+		case RoleFree:
 			unused++
+		case RoleClean:
+			clean++
 		}
 		if s.Gen[b] != s.DiskGen[b] {
 			s.tally(BucketGenAhead, g.BucketStart(b), int64(g.BucketSectors), "bucket %d: generation %d, %d in the prio set", b, s.Gen[b], s.DiskGen[b])
 		}
 	}
-	if need := g.NPrio; unused < need {
-		s.find(BucketFew, 0, 0, "%d buckets are unused, a kernel needs %d for its prio sets", unused, need)
-	} else if need += g.BtreeReserveHi; unused < need {
-		s.find(BucketHeadroom, 0, 0, "%d buckets are unused; with %d a kernel could split nodes during replay as often as it may need to", unused, need)
+	reserve := g.NPrio + g.KernelReserve
+	switch {
+	case unused < g.NPrio:
+		s.find(BucketFew, 0, 0, "%d buckets are unused, a kernel needs %d for its prio sets", unused, g.NPrio)
+	case unused < reserve:
+		s.find(BucketHeadroom, 0, 0, "%d buckets are unused; with %d a kernel could split nodes during replay as often as it may need to", unused, reserve)
+	case unused+clean < reserve+g.KernelFreeInc:
+		s.find(BucketHeadroom, 0, 0, "%d buckets are unused and %d clean; with %d in all a kernel could go on writing at once", unused, clean, reserve+g.KernelFreeInc)
 	}
 }
 

@@ -5,18 +5,19 @@ import "math/bits"
 // Geometry is what follows from a cache superblock and the page size: sizes of buckets and of the metadata in
 // them. Sizes are in sectors unless named otherwise.
 type Geometry struct {
-	BlockSectors   uint32 // unit of bsets, jsets and cached data
-	BucketSectors  uint32
-	bucketShift    uint8
-	NBuckets       uint64 // counting bucket 0
-	FirstBucket    uint64 // first that may be used
-	MetaSectors    uint32 // part of a bucket that metadata uses
-	NodeSectors    uint32 // of a new btree node
-	NrUUIDs        uint32 // slots in the uuid array
-	PrioPerBucket  uint64 // entries in one prio set
-	NPrio          uint64 // prio sets
-	SetMagic       uint64
-	BtreeReserveHi uint64 // unused buckets that a 7.2 kernel wants for splits during replay
+	BlockSectors  uint32 // unit of bsets, jsets and cached data
+	BucketSectors uint32
+	bucketShift   uint8
+	NBuckets      uint64 // counting bucket 0
+	FirstBucket   uint64 // first that may be used
+	MetaSectors   uint32 // part of a bucket that metadata uses
+	NodeSectors   uint32 // of a new btree node
+	NrUUIDs       uint32 // slots in the uuid array
+	PrioPerBucket uint64 // entries in one prio set
+	NPrio         uint64 // prio sets
+	SetMagic      uint64
+	KernelReserve uint64 // unused buckets that a 7.2 kernel may need for splits during replay; older ones need less
+	KernelFreeInc uint64 // buckets, unused or clean, that a kernel invalidates before it frees more
 }
 
 // NewGeometry derives the sizes. sb is an accepted cache superblock.
@@ -38,7 +39,8 @@ func NewGeometry(sb *Superblock) Geometry {
 	g.NrUUIDs = g.MetaSectors * SectorSize / UUIDEntryBytes
 	g.PrioPerBucket = uint64(g.MetaSectors*SectorSize-prioHeaderBytes) / prioEntryBytes
 	g.NPrio = divUp(g.NBuckets, g.PrioPerBucket)
-	g.BtreeReserveHi = min(max(g.NBuckets>>7, 32), 256)
+	g.KernelReserve = min(max(g.NBuckets>>7, 32), 256)
+	g.KernelFreeInc = 4 * (pow2up(g.NBuckets) >> 10)
 	return g
 }
 
