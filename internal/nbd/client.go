@@ -43,7 +43,6 @@ var _ blockdev.Device = (*Client)(nil)
 
 // Dial connects to an export by its name, which may be empty.
 func Dial(ctx context.Context, network, addr, export string, o DialOptions) (*Client, error) {
-	o.Timeout = max(o.Timeout, 0)
 	def(&o.Connections, 1)
 	def(&o.Timeout, 30*time.Second)
 	def(&o.StallTimeout, 60*time.Second)

@@ -23,18 +23,17 @@ const (
 
 // Transmission flags.
 const (
-	flagHasFlags      = 1 << 0
-	flagReadOnly      = 1 << 1
-	flagSendFlush     = 1 << 2
-	flagSendFUA       = 1 << 3
-	flagRotational    = 1 << 4
-	flagSendTrim      = 1 << 5
-	flagSendZeroes    = 1 << 6
-	flagSendDF        = 1 << 7
-	flagMultiConn     = 1 << 8
-	flagSendCache     = 1 << 10
-	flagSendFastZero  = 1 << 11
-	exportNamePadding = 124 // zero bytes after the answer to optExportName, unless both sides said no
+	flagHasFlags     = 1 << 0
+	flagReadOnly     = 1 << 1
+	flagSendFlush    = 1 << 2
+	flagSendFUA      = 1 << 3
+	flagRotational   = 1 << 4
+	flagSendTrim     = 1 << 5
+	flagSendZeroes   = 1 << 6
+	flagSendDF       = 1 << 7
+	flagMultiConn    = 1 << 8
+	flagSendCache    = 1 << 10
+	flagSendFastZero = 1 << 11
 )
 
 // Options.
@@ -111,17 +110,17 @@ const (
 
 // Sizes of frames, in bytes.
 const (
-	requestSize     = 28 // magic u32, flags u16, type u16, cookie u64, offset u64, length u32
-	simpleSize      = 16 // magic u32, error u32, cookie u64
-	chunkSize       = 20 // magic u32, flags u16, type u16, cookie u64, length u32
-	offsetDataSize  = chunkSize + 8
-	errorChunkSize  = chunkSize + 6
-	optionSize      = 16 // magic u64, option u32, length u32
-	optReplySize    = 20 // magic u64, option u32, type u32, length u32
-	maxNameLen      = 4096
-	maxMessageLen   = 4096
-	headroom        = 32       // what a buffer needs before its data for the longest reply header
-	defaultMaxBlock = 32 << 20 // what clients assume they may send when told nothing
+	requestSize       = 28 // magic u32, flags u16, type u16, cookie u64, offset u64, length u32
+	simpleSize        = 16 // magic u32, error u32, cookie u64
+	chunkSize         = 20 // magic u32, flags u16, type u16, cookie u64, length u32
+	offsetDataSize    = chunkSize + 8
+	errorChunkSize    = chunkSize + 6
+	optionSize        = 16  // magic u64, option u32, length u32
+	optReplySize      = 20  // magic u64, option u32, type u32, length u32
+	exportNamePadding = 124 // zero bytes after the answer to optExportName, unless both sides said no
+	maxNameLen        = 4096
+	maxMessageLen     = 4096
+	defaultMaxBlock   = 32 << 20 // what clients assume they may send when told nothing
 )
 
 // header is a request as it is on the wire.
