@@ -16,7 +16,7 @@ RACE     ?= $(wildcard ./internal/rt ./internal/uring ./internal/blockdev ./inte
 stage    := scripts/stage
 links    := bin/make-bcache bin/bcache-super-show
 
-.PHONY: all build test lint unit modules race race-short bench fuzz interop interop-long clean help tools bin/ubcache
+.PHONY: all build demo test lint unit modules race race-short bench fuzz interop interop-long clean help tools bin/ubcache
 .NOTPARALLEL:
 
 all: build ## the same as build
@@ -28,6 +28,9 @@ bin/ubcache:
 
 $(links): bin/ubcache
 	ln -sf ubcache $@
+
+demo: build ## rescue a set that a kernel's power cut left, before your eyes
+	bin/ubcache demo
 
 test: ## what every change must pass, in ten minutes: lint, and tests without and with the race detector
 	@$(stage) "tools for tests" scripts/with-tools true
@@ -56,8 +59,9 @@ race-short: ## the race detector over the packages whose goroutines meet, their 
 race: ## the race detector over everything
 	@CGO_ENABLED=1 scripts/with-tools $(GO) test -count=1 -timeout 60m -race -tags invariants ./...
 
-bench: ## all benchmarks
+bench: build ## all benchmarks, and the comparisons in bench/
 	@scripts/with-tools $(GO) test -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) ./...
+	@for script in bench/*.sh; do echo "== $$script"; scripts/with-tools $$script || exit 1; done
 
 fuzz: ## each fuzz target for FUZZTIME (5m); keeps what it found in testdata/fuzz
 	@FUZZTIME=$(FUZZTIME) scripts/fuzz
