@@ -38,6 +38,11 @@ func script(cmd uint16, n int, structured bool) (script, replies []byte) {
 
 // No request costs an allocation, in the server or in the client.
 func TestNoAllocations(t *testing.T) {
+	pool := blockdev.NewPool(blockdev.PoolOptions{})
+	if testing.AllocsPerRun(10, func() { pool.Get(4096).Release() }) > 0 {
+		t.Skip("the pool looks for leaks, and allocates for that")
+	}
+	pool.Trim(0)
 	_, path := serveMemory(t, Options{})
 	for _, structured := range []bool{false, true} {
 		for _, cmd := range []uint16{cmdRead, cmdWrite, cmdFlush} {
