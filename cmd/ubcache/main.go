@@ -79,7 +79,12 @@ It serves volumes, and shows, checks and rescues bcache disks, those that the ke
 		SilenceUsage:               true,
 		SuggestionsMinimumDistance: 2,
 	}
-	describe(root, help{})
+	describe(root, help{
+		example: "ubcache format --cache /dev/nvme0n1p4 --backing /dev/sdb\nubcache check --cache /dev/nvme0n1p4 --backing /dev/sdb",
+		exit: map[int]string{
+			exitFailed: "failed, or errors were found", exitRefused: exitWords[exitRefused], exitPartial: exitWords[exitPartial],
+		},
+	})
 	root.AddCommand(
 		newFormatCommand(env),
 		newShowCommand(env),
