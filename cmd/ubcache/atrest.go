@@ -21,8 +21,13 @@ type opened struct {
 	backings []blockdev.Device
 }
 
-// openDevices opens what the flags name. Close what it returns also after an error.
+// openDevices opens what the flags name.
 func openDevices(env *environment, d *deviceFlags) (o opened, err error) {
+	defer func() {
+		if err != nil {
+			o.Close()
+		}
+	}()
 	open := func(path string) (blockdev.Device, error) {
 		return blockdev.Open(path, blockdev.Options{ReadOnly: true, Logger: newLogger(env.stderr)})
 	}

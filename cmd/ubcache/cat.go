@@ -57,10 +57,10 @@ func btoi(b bool) int {
 
 func cat(cmd *cobra.Command, env *environment, d *deviceFlags) error {
 	open, err := openDevices(env, d)
-	defer open.Close()
 	if err != nil {
 		return err
 	}
+	defer open.Close()
 	v, release, err := openVolume(cmd.Context(), &open, d)
 	defer release()
 	if err != nil {

@@ -60,15 +60,15 @@ type checkReport struct {
 
 func check(cmd *cobra.Command, env *environment, d *deviceFlags, data, asJSON bool) error {
 	open, err := openDevices(env, d)
-	defer open.Close()
 	if err != nil {
 		return err
 	}
+	defer open.Close()
 	nodes, bytes := newProgress(env, "tree nodes", false), newProgress(env, "cached data", true)
 	o := offline.CheckOptions{Data: data, DataProgress: bytes.set}
 	o.Progress = nodes.set
 	set, _, err := offline.Check(cmd.Context(), open.cache, open.backings, o)
-	defer set.Close()
+	defer func() { set.Close() }() // it is there after an error too
 	nodes.end()
 	bytes.end()
 	if err != nil {

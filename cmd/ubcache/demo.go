@@ -116,12 +116,12 @@ func demo(ctx context.Context, env *environment, keep bool) (err error) {
 // demoCheck checks the set, prints what is found, and returns the dirty bytes.
 func demoCheck(ctx context.Context, env *environment, d *deviceFlags) (dirty int64, err error) {
 	open, err := openDevices(env, d)
-	defer open.Close()
 	if err != nil {
 		return 0, err
 	}
+	defer open.Close()
 	set, _, err := offline.Check(ctx, open.cache, open.backings, offline.CheckOptions{})
-	defer set.Close()
+	defer func() { set.Close() }() // it is there after an error too
 	if err != nil {
 		return 0, err
 	}

@@ -77,10 +77,10 @@ func (d *dumper) print(v any, text string, args ...any) {
 
 func dump(ctx context.Context, env *environment, devices *deviceFlags, what []string, all, asJSON bool) error {
 	open, err := openDevices(env, devices)
-	defer open.Close()
 	if err != nil {
 		return err
 	}
+	defer open.Close()
 	d := &dumper{w: bufio.NewWriterSize(env.stdout, 1<<16)}
 	if asJSON {
 		d.json = json.NewEncoder(d.w)
@@ -92,7 +92,7 @@ func dump(ctx context.Context, env *environment, devices *deviceFlags, what []st
 		o.EachNode = func(ref offline.NodeRef, n *ondisk.Node) { nodes = append(nodes, newNodeLine(ref, n)) }
 	}
 	set, err := offline.Open(ctx, open.cache, o)
-	defer set.Close()
+	defer func() { set.Close() }() // it is there after an error too
 	if set.Super != nil {
 		if slices.Contains(what, "superblock") {
 			shown, err := offline.Show(open.cache)
