@@ -73,7 +73,7 @@ func Copy(ctx context.Context, w io.Writer, dev blockdev.Device, o CopyOptions) 
 			return bad, err
 		}
 		if s.req.Err != nil {
-			bad = append(bad, readAround(dev, s.req.Off, s.req.Buf)...)
+			bad = append(bad, readAround(ctx, dev, s.req.Off, s.req.Buf)...)
 		}
 		if _, err := w.Write(s.req.Buf); err != nil {
 			return bad, err
@@ -89,33 +89,48 @@ func Copy(ctx context.Context, w io.Writer, dev blockdev.Device, o CopyOptions) 
 	return joinRanges(bad), nil
 }
 
-// readAround reads p block by block, after it could not be read as a whole, and zeroes what cannot be read.
-func readAround(dev blockdev.Device, off int64, p []byte) (bad [][2]int64) {
+// readAround reads p again in pieces, after it could not be read as a whole: pages, and of those that cannot be
+// read the blocks. It zeroes what is left, and everything from when ctx ends.
+func readAround(ctx context.Context, dev blockdev.Device, off int64, p []byte) (bad [][2]int64) {
 	bio, err := blockdev.NewIO(dev, copyDepth)
 	if err != nil {
 		clear(p)
 		return [][2]int64{{off, int64(len(p))}}
 	}
 	defer bio.Close()
-	block := max(dev.Info().LogicalBlock, 4096)
+	block := dev.Info().LogicalBlock
+	page := max(block, 4096)
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	limit := make(chan struct{}, copyDepth)
-	for at := 0; at < len(p); at += block {
-		b := p[at:min(at+block, len(p))]
+	for at := 0; at < len(p); at += page {
 		limit <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-limit }()
-			if bio.ReadAt(b, off+int64(at)) != nil {
-				clear(b)
-				mu.Lock()
-				bad = append(bad, [2]int64{off + int64(at), int64(len(b))})
-				mu.Unlock()
-			}
+			some := readPieces(ctx, bio, off+int64(at), p[at:min(at+page, len(p))], page, block)
+			mu.Lock()
+			bad = append(bad, some...)
+			mu.Unlock()
 		})
 	}
 	wg.Wait()
 	return joinRanges(bad)
+}
+
+// readPieces reads p in pieces of size bytes, and those that cannot be read in pieces of the smaller size least.
+func readPieces(ctx context.Context, bio *blockdev.IO, off int64, p []byte, size, least int) (bad [][2]int64) {
+	for at := 0; at < len(p); at += size {
+		b := p[at:min(at+size, len(p))]
+		switch {
+		case ctx.Err() == nil && bio.ReadAt(b, off+int64(at)) == nil:
+		case ctx.Err() == nil && len(b) > least:
+			bad = append(bad, readPieces(ctx, bio, off+int64(at), b, least, least)...)
+		default:
+			clear(b)
+			bad = append(bad, [2]int64{off + int64(at), int64(len(b))})
+		}
+	}
+	return bad
 }
 
 // joinRanges sorts ranges and joins those that touch.
