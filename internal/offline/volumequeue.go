@@ -16,15 +16,19 @@ type volumeQueue struct {
 	out            *blockdev.Completer
 	cache, backing blockdev.Queue // either may be nil, as in the volume
 
-	mu               sync.Mutex // of Submit: one batch at a time
-	toCache, toOther []*blockdev.Request
-	done             []*blockdev.Request
-
 	free struct {
 		sync.Mutex
-		parts []*part
-		reads []*read
+		parts   []*part
+		reads   []*read
+		batches []*batch
 	}
+}
+
+// A batch is what one Submit hands on. Each has its own: the devices may complete requests within their Submit, and
+// complete may submit more.
+type batch struct {
+	toCache, toOther []*blockdev.Request
+	done             []*blockdev.Request
 }
 
 // A read is a request with pieces under way.
@@ -70,9 +74,7 @@ func (v *Volume) NewQueue(depth int, complete func(done []*blockdev.Request)) (b
 // Submit may be called from several goroutines at the same time.
 func (q *volumeQueue) Submit(reqs []*blockdev.Request) {
 	ok := q.out.Begin(len(reqs))
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	done := q.done[:0]
+	b := q.getBatch()
 	for _, r := range reqs {
 		r.Err = nil
 		if !ok {
@@ -80,29 +82,24 @@ func (q *volumeQueue) Submit(reqs []*blockdev.Request) {
 		} else if r.Op != blockdev.OpFlush {
 			r.Err = q.v.info.Check(r)
 		}
-		if r.Err != nil || r.Length() == 0 || r.Op == blockdev.OpFlush || !q.start(r) {
-			done = append(done, r)
+		if r.Err != nil || r.Length() == 0 || r.Op == blockdev.OpFlush || !q.start(r, b) {
+			b.done = append(b.done, r)
 		}
 	}
-	if len(q.toCache) > 0 {
-		q.cache.Submit(q.toCache)
-		clear(q.toCache)
-		q.toCache = q.toCache[:0]
+	if len(b.toCache) > 0 {
+		q.cache.Submit(b.toCache)
 	}
-	if len(q.toOther) > 0 {
-		q.backing.Submit(q.toOther)
-		clear(q.toOther)
-		q.toOther = q.toOther[:0]
+	if len(b.toOther) > 0 {
+		q.backing.Submit(b.toOther)
 	}
-	if len(done) > 0 {
-		q.out.Finish(done...)
-		clear(done)
+	if len(b.done) > 0 {
+		q.out.Finish(b.done...)
 	}
-	q.done = done[:0]
+	q.putBatch(b)
 }
 
-// start makes the pieces of a read. It reports whether any is under way; if not the read is done.
-func (q *volumeQueue) start(r *blockdev.Request) bool {
+// start makes the pieces of a read and adds them to b. It reports whether there are any; if not the read is done.
+func (q *volumeQueue) start(r *blockdev.Request, b *batch) bool {
 	v := q.v
 	s := v.first + uint64(r.Off)/ondisk.SectorSize
 	end := s + uint64(len(r.Buf))/ondisk.SectorSize
@@ -130,9 +127,9 @@ func (q *volumeQueue) start(r *blockdev.Request) bool {
 			}
 			rd.left.Add(1)
 			if p.kind == FromBacking {
-				q.toOther = append(q.toOther, &pt.Request)
+				b.toOther = append(b.toOther, &pt.Request)
 			} else {
-				q.toCache = append(q.toCache, &pt.Request)
+				b.toCache = append(b.toCache, &pt.Request)
 			}
 		}
 		at += uint64(len(buf))
@@ -220,10 +217,31 @@ func (q *volumeQueue) getRead() *read {
 	return new(read)
 }
 
+func (q *volumeQueue) getBatch() *batch {
+	q.free.Lock()
+	defer q.free.Unlock()
+	if n := len(q.free.batches); n > 0 {
+		b := q.free.batches[n-1]
+		q.free.batches = q.free.batches[:n-1]
+		return b
+	}
+	return new(batch)
+}
+
+func (q *volumeQueue) putBatch(b *batch) {
+	for _, list := range []*[]*blockdev.Request{&b.toCache, &b.toOther, &b.done} {
+		clear(*list)
+		*list = (*list)[:0]
+	}
+	q.free.Lock()
+	q.free.batches = append(q.free.batches, b)
+	q.free.Unlock()
+}
+
 // Close waits for everything under way.
 func (q *volumeQueue) Close() error {
 	if !q.out.Close() {
-		return nil
+		return blockdev.ErrClosed
 	}
 	return q.closeBelow()
 }
