@@ -24,6 +24,20 @@ func (p Pos) Compare(o Pos) int {
 // A Range is [From, To) in key space, across inodes.
 type Range struct{ From, To Pos }
 
+// clip returns the part of r within o.
+func (r Range) clip(o Range) Range {
+	if r.From.Compare(o.From) < 0 {
+		r.From = o.From
+	}
+	if r.To.Compare(o.To) > 0 {
+		r.To = o.To
+	}
+	return r
+}
+
+// empty reports whether nothing is in r: From is not before To.
+func (r Range) empty() bool { return r.From.Compare(r.To) >= 0 }
+
 // Flags of an Extent.
 const (
 	extDirty   = 1 << iota
@@ -153,6 +167,28 @@ func overlay(out, base, newer []Extent) []Extent {
 		}
 	}
 	return append(out, newer[n:]...)
+}
+
+// cutOut returns list without what lies in holes. Both are sorted and without overlap.
+func cutOut(list []Extent, holes []Range) (out []Extent) {
+	for _, e := range list {
+		for len(holes) > 0 && holes[0].To.Compare(e.pos()) <= 0 {
+			holes = holes[1:]
+		}
+		for _, h := range holes {
+			if h = h.clip(Range{e.pos(), e.end()}); h.empty() {
+				break
+			}
+			if h.From.Sector > e.Start {
+				out = append(out, e.cut(e.Start, h.From.Sector))
+			}
+			e = e.cut(h.To.Sector, e.End())
+		}
+		if e.Size > 0 {
+			out = append(out, e)
+		}
+	}
+	return out
 }
 
 // search returns the index of the first extent of list that ends after pos.

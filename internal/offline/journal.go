@@ -27,7 +27,8 @@ type Journal struct {
 	Newest  ondisk.JSet // its Data is nil
 	Needed  []Entry     // to be replayed, oldest first
 
-	overlay []Extent // what the needed entries say, in the order of their keys
+	overlay     []Extent     // what the needed entries say, in the order of their keys
+	journalPtrs []ondisk.Ptr // all of their pointers, those of keys that newer ones hide too
 }
 
 // journalStart is how much of a journal bucket is read at first, in bytes.
@@ -172,7 +173,8 @@ func (s *Set) chooseNeeded() {
 	}
 	expect := from
 	for n, e := range s.Needed {
-		if e.Seq != expect {
+		gap := e.Seq != expect
+		if gap {
 			code := JournalGap
 			if n == 0 && s.Super.Discard() {
 				code = JournalDiscarded
@@ -180,7 +182,7 @@ func (s *Set) chooseNeeded() {
 			s.find(code, e.Sector, int64(e.Bytes+511)/512, "journal entries %d-%d missing, needed are %d-%d; this is the one after", expect, e.Seq-1, from, to)
 		}
 		expect = e.Seq + 1
-		if n == 0 {
+		if n == 0 || gap {
 			continue
 		}
 		p := s.Needed[n-1]
@@ -216,13 +218,21 @@ func (s *Set) readNeeded(ctx context.Context) error {
 			if fault != ondisk.FaultNone || k.End() == 0 {
 				s.find(JournalKey, e.Sector, sectors, "entry %d: key %v: %v", e.Seq, k, fault)
 			}
-			if k.Size() > 0 && fault != ondisk.FaultTooBig {
-				s.overlay = append(s.overlay, newExtent(k, fault))
+			if fault == ondisk.FaultTooBig && k.End() > 0 && k.End() <= ondisk.MaxKeySize {
+				*k = ondisk.NewInvalidation(k.Inode(), k.End(), uint32(k.End())) // what it hides, down to sector 0
+			}
+			if k.Size() > 0 && uint64(k.Size()) <= k.End() && k.End() <= ondisk.MaxOffset {
+				x := newExtent(k, fault)
+				s.overlay = append(s.overlay, x)
+				if x.flags&(extPtr|extCheck|extBad) == extPtr {
+					s.journalPtrs = append(s.journalPtrs, x.P)
+				}
 			}
 			return true
 		})
 		if err != nil {
 			s.find(JournalDamaged, e.Sector, sectors, "%v", err)
+			s.find(JournalGap, e.Sector, sectors, "entry %d cannot be replayed: the keys behind that place are not known", e.Seq)
 		}
 	}
 	return nil

@@ -66,6 +66,8 @@ type Set struct {
 	Used      []uint32 // live sectors of each bucket
 	Stats     Stats
 
+	doubt []Range // where parts of the tree contradict each other
+
 	dev blockdev.Device
 	io  *blockdev.IO
 	opt Options
@@ -132,8 +134,19 @@ func (e *FindingError) Error() string { return e.Finding.String() }
 // Unwrap makes errors.Is(err, ondisk.ErrCorrupt) true.
 func (e *FindingError) Unwrap() error { return ondisk.ErrCorrupt }
 
+// find records a finding on the cache device. With 0 sectors it has no one place.
 func (s *Set) find(code Code, sector uint64, sectors int64, format string, args ...any) {
-	s.Report.add(code, s.Device.Name, int64(sector), sectors, format, args...)
+	at := int64(sector)
+	if sectors == 0 {
+		at = -1
+	}
+	s.Report.add(code, s.Device.Name, at, sectors, format, args...)
+}
+
+// findInNewest records a finding about the header of the newest journal entry.
+func (s *Set) findInNewest(code Code, format string, args ...any) {
+	e := s.Entries[len(s.Entries)-1]
+	s.find(code, e.Sector, 1, "journal entry %d: "+format, append([]any{e.Seq}, args...)...)
 }
 
 func (s *Set) tally(code Code, sector uint64, sectors int64, format string, args ...any) {
@@ -206,16 +219,22 @@ func ReadSuperblock(io *blockdev.IO) (*ondisk.Superblock, error) {
 // readPrios follows the chain of prio sets.
 func (s *Set) readPrios(context.Context) error {
 	g := &s.Geo
-	at := s.Newest.PrioBucket[s.Super.NrThisDev]
+	before, at := uint64(0), s.Newest.PrioBucket[s.Super.NrThisDev]
 	buf := make([]byte, g.MetaBytes())
 	for i := range g.NPrio {
 		if !g.ValidBucket(at) {
-			s.find(PrioChain, 0, 0, "prio set %d of %d would be in bucket %d; buckets are %d to %d", i, g.NPrio, at, g.FirstBucket, g.NBuckets-1)
+			const text = "prio set %d of %d would be in bucket %d; buckets are %d to %d"
+			args := []any{i, g.NPrio, at, g.FirstBucket, g.NBuckets - 1}
+			if i == 0 {
+				s.findInNewest(PrioChain, text, args...)
+			} else {
+				s.find(PrioChain, g.BucketStart(before), int64(g.MetaSectors), text, args...)
+			}
 			return nil
 		}
 		start := g.BucketStart(at)
 		if s.Role[at] != RoleFree {
-			s.find(PrioChain, start, int64(g.MetaSectors), "prio set %d of %d is in bucket %d, which is in the chain already", i, g.NPrio, at)
+			s.find(PrioChain, start, int64(g.MetaSectors), "prio set %d of %d is in bucket %d, which is %v already", i, g.NPrio, at, s.Role[at])
 			return nil
 		}
 		s.Role[at] = RolePrio
@@ -232,7 +251,7 @@ func (s *Set) readPrios(context.Context) error {
 		for j := range min(g.PrioPerBucket, g.NBuckets-first) {
 			s.Prio[first+j], s.DiskGen[first+j] = p.Entry(int(j))
 		}
-		at = p.NextBucket
+		before, at = at, p.NextBucket
 	}
 	copy(s.Gen, s.DiskGen)
 	copy(s.OldestGen, s.DiskGen)
@@ -244,8 +263,7 @@ func (s *Set) readUUIDs(context.Context) error {
 	g, k := &s.Geo, &s.Newest.UUIDBucket
 	fault := g.NodeFault(k)
 	if fault != ondisk.FaultNone || !k.P[0].Available() || g.Remainder(k.P[0].Sector()) != 0 || k.Size() != g.MetaSectors {
-		s.find(UUIDPointer, 0, 0, "journal entry %d: uuid_bucket is %v: %v; want one pointer to the start of a bucket and %d sectors (kernel: %q)",
-			s.Newest.Seq, k, fault, g.MetaSectors, "bad uuid pointer")
+		s.findInNewest(UUIDPointer, "uuid_bucket is %v: %v; want one pointer to the start of a bucket and %d sectors (kernel: %q)", k, fault, g.MetaSectors, "bad uuid pointer")
 		return nil
 	}
 	buf := make([]byte, g.MetaBytes())

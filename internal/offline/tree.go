@@ -27,10 +27,12 @@ type nodeResult struct {
 	err  error // of the read
 	node *ondisk.Node
 
-	extents []Extent     // of a leaf, merged
-	keys    []ondisk.Key // of an interior node, all of them, oldest first
-	problem []problem    // in the order of keys
-	counts  nodeCounts
+	extents  []Extent     // of a leaf, merged
+	stray    []Extent     // what of its keys lies outside of the node's range
+	disorder bool         // in the set at hand
+	keys     []ondisk.Key // of an interior node, all of them, oldest first
+	problem  []problem    // in the order of keys
+	counts   nodeCounts
 }
 
 type problem struct {
@@ -52,11 +54,11 @@ func (s *Set) readTree(ctx context.Context) error {
 	root := &s.Newest.Root
 	fault := s.Geo.NodeFault(root)
 	if fault != ondisk.FaultNone || !root.P[0].Available() || s.Geo.Remainder(root.P[0].Sector()) != 0 {
-		s.find(RootPointer, 0, 0, "journal entry %d: btree_root is %v: %v; want one pointer to the start of a bucket (kernel: %q)", s.Newest.Seq, root, fault, "bad btree root")
+		s.findInNewest(RootPointer, "btree_root is %v: %v; want one pointer to the start of a bucket (kernel: %q)", root, fault, "bad btree root")
 		return nil
 	}
 	if s.Newest.Level > 8 {
-		s.find(RootPointer, 0, 0, "journal entry %d: btree_level is %d; real trees have at most 3", s.Newest.Seq, s.Newest.Level)
+		s.findInNewest(RootPointer, "btree_level is %d; real trees have at most 3", s.Newest.Level)
 		return nil
 	}
 	uuids := s.Geo.Bucket(s.Newest.UUIDBucket.P[0].Sector())
@@ -167,6 +169,8 @@ func (s *Set) readNode(r *nodeResult, buf []byte) {
 	r.node = ondisk.DecodeNode(buf, g, &r.ref.Key)
 	for i := range r.node.Sets {
 		set := &r.node.Sets[i]
+		first := len(r.extents)
+		r.disorder = false
 		var prev Pos
 		err := set.EachKey(func(k *ondisk.Key) bool {
 			r.counts.keys++
@@ -180,6 +184,9 @@ func (s *Set) readNode(r *nodeResult, buf []byte) {
 		if err != nil {
 			r.node.Err, r.node.Torn = err, false
 			return
+		}
+		if r.disorder {
+			r.extents = append(r.extents, contradictions(r.extents[first:])...)
 		}
 	}
 	if r.ref.Level > 0 {
@@ -225,19 +232,47 @@ func (r *nodeResult) leafKey(g *ondisk.Geometry, k *ondisk.Key, set *ondisk.BSet
 	}
 	e := newExtent(k, fault)
 	if e.pos().Compare(*prev) < 0 {
+		r.disorder = true
 		r.note(NodeOrder, "set at block %d: key %v begins before %v, where the one before it ends", set.Block, k, *prev)
 	}
 	*prev = e.end()
-	if e.end().Compare(r.ref.Range.To) > 0 || e.pos().Compare(r.ref.Range.From) < 0 {
-		r.note(NodeBounds, "set at block %d: key %v in the node of %v", set.Block, k, r.ref.Range)
-	}
 	if k.Ptrs() > 1 {
 		r.counts.manyPtrs++
 	}
 	if e.flags&extCheck != 0 {
 		r.counts.check++
 	}
+	if e.end().Compare(r.ref.Range.To) > 0 || e.pos().Compare(r.ref.Range.From) < 0 {
+		r.note(NodeBounds, "set at block %d: key %v in the node of %v", set.Block, k, r.ref.Range)
+		whole := Range{e.pos(), e.end()}
+		for _, out := range []Range{whole.clip(Range{To: r.ref.Range.From}), whole.clip(Range{r.ref.Range.To, whole.To})} {
+			if !out.empty() {
+				r.stray = append(r.stray, e.cut(out.From.Sector, out.To.Sector))
+			}
+		}
+		if whole = whole.clip(r.ref.Range); whole.empty() {
+			return
+		}
+		e = e.cut(whole.From.Sector, whole.To.Sector)
+	}
 	r.extents = append(r.extents, e)
+}
+
+// contradictions returns the parts in which extents of one set overlap, as extents that break the format: which
+// one is newer nobody knows. Later sets may hide them.
+func contradictions(set []Extent) (bad []Extent) {
+	set = slices.Clone(set)
+	slices.SortFunc(set, func(a, b Extent) int { return a.pos().Compare(b.pos()) })
+	var reach Pos
+	for _, e := range set {
+		if e.pos().Compare(reach) < 0 {
+			bad = append(bad, Extent{Start: e.Start, Size: uint16(min(e.End(), reach.Sector) - e.Start), Inode: e.Inode, flags: extBad})
+		}
+		if reach.Compare(e.end()) < 0 {
+			reach = e.end()
+		}
+	}
+	return bad
 }
 
 // joinAdjacent joins neighbours that one key could say, as the kernel does when it sorts. Source: F 5.8.
@@ -329,7 +364,7 @@ func (s *Set) children(r *nodeResult) []NodeRef {
 			continue
 		}
 		if fault := s.Geo.NodeFault(k); fault != ondisk.FaultNone || !k.P[0].Available() || s.Geo.Remainder(k.P[0].Sector()) != 0 {
-			s.find(NodeChild, at, length, "%s: child %v: %v", name, k, fault)
+			s.find(NodeChild, at, length, "%s: child %v: %v; want one pointer to the start of a bucket", name, k, fault)
 			live = append(live, ondisk.NewInvalidation(k.Inode(), k.End(), 0)) // its range is there, the node is not
 			continue
 		}
@@ -337,24 +372,30 @@ func (s *Set) children(r *nodeResult) []NodeRef {
 			live = append(live, *k)
 		}
 	}
-	slices.Reverse(live) // newer ones come first among equals
 	slices.SortStableFunc(live, func(a, b ondisk.Key) int { return a.ComparePos(&b) })
 	var refs []NodeRef
 	from := r.ref.Range.From
 	for i := range live {
 		k := &live[i]
 		to := keyPos(k)
-		if i > 0 && live[i-1].ComparePos(k) == 0 {
-			s.find(NodeOrder, at, length, "%s: children %v and %v have the same position and are both live", name, live[i-1], k)
+		if to.Compare(r.ref.Range.To) > 0 || to.Compare(r.ref.Range.From) <= 0 { // found as NodeBounds; no search comes here
+			s.doubt = append(s.doubt, Range{r.ref.Range.To, to})
 			continue
 		}
 		rng := Range{from, to}
-		if k.Ptrs() == 0 {
+		if rng.empty() {
+			continue // another one of that position
+		}
+		switch b := s.Geo.Bucket(k.P[0].Sector()); {
+		case i+1 < len(live) && live[i+1].ComparePos(k) == 0:
+			s.find(NodeOrder, at, length, "%s: children %v and %v have the same position and are both live", name, k, &live[i+1])
 			s.Unknown = append(s.Unknown, rng)
-		} else if b := s.Geo.Bucket(k.P[0].Sector()); s.Role[b] != RoleFree {
+		case k.Ptrs() == 0:
+			s.Unknown = append(s.Unknown, rng)
+		case s.Role[b] != RoleFree:
 			s.find(BucketTwoRoles, s.Geo.BucketStart(b), int64(s.Geo.BucketSectors), "bucket %d is %v, and %s has it as child %v", b, s.Role[b], name, k)
 			s.Unknown = append(s.Unknown, rng)
-		} else {
+		default:
 			s.Role[b] = RoleBtree
 			refs = append(refs, NodeRef{Level: r.ref.Level - 1, Key: *k, Range: rng})
 		}
@@ -373,6 +414,11 @@ func (s *Set) addLeaf(r *nodeResult) {
 		s.raiseExtent(&r.extents[i])
 	}
 	s.Extents = append(s.Extents, r.extents...)
+	for i := range r.stray {
+		e := &r.stray[i]
+		s.raiseExtent(e)
+		s.doubt = append(s.doubt, Range{e.pos(), e.end()})
+	}
 }
 
 func (s *Set) raiseExtent(e *Extent) {
@@ -384,16 +430,18 @@ func (s *Set) raiseExtent(e *Extent) {
 // replay lays the keys of the needed journal entries over those of the tree. They count even where they are
 // stale: they hide older ones. Source: F 6.4.
 func (s *Set) replay(context.Context) error {
-	for i := range s.overlay {
-		s.raiseExtent(&s.overlay[i])
+	for _, p := range s.journalPtrs {
+		s.raisePtr(p, true)
 	}
-	if !slices.IsSortedFunc(s.Extents, func(e, before Extent) int { return e.pos().Compare(before.end()) }) {
-		s.Extents = newestWins(nil, s.Extents) // only where nodes hold keys outside of their ranges
+	if doubt := slices.DeleteFunc(s.doubt, Range.empty); len(doubt) > 0 {
+		doubt = joinUnknown(doubt)
+		s.Extents = cutOut(s.Extents, doubt)
+		s.Unknown = joinUnknown(append(s.Unknown, doubt...))
 	}
 	if len(s.overlay) > 0 {
 		s.Extents = overlay(make([]Extent, 0, len(s.Extents)+len(s.overlay)), s.Extents, s.overlay)
 	}
-	s.overlay = nil
+	s.overlay, s.journalPtrs, s.doubt = nil, nil, nil
 	return nil
 }
 
@@ -419,6 +467,11 @@ func (s *Set) account() {
 			}
 			continue
 		}
+		if s.Role[b].isMeta() {
+			s.tally(BucketTwoRoles, e.P.Sector(), int64(e.Size), "bucket %d is %v, and extent %v points into it", b, s.Role[b], e.Key())
+			e.flags |= extBad
+			continue
+		}
 		s.Used[b] += uint32(e.Size)
 		s.Stats.Extents++
 		s.Stats.CachedBytes += int64(e.Size) * ondisk.SectorSize
@@ -428,10 +481,7 @@ func (s *Set) account() {
 			s.Stats.DirtyExtents++
 			s.Stats.DirtyBytes += int64(e.Size) * ondisk.SectorSize
 		}
-		switch {
-		case s.Role[b].isMeta():
-			s.tally(BucketTwoRoles, e.P.Sector(), int64(e.Size), "bucket %d is %v, and extent %v points into it", b, s.Role[b], e.Key())
-		case s.Role[b] != RoleDirty:
+		if s.Role[b] != RoleDirty {
 			s.Role[b] = role
 		}
 	}

@@ -3,6 +3,7 @@ package offline
 import (
 	"errors"
 	"fmt"
+	"math"
 	"sort"
 	"sync"
 
@@ -163,7 +164,7 @@ func OpenFlash(set *Set, name string) (*Volume, error) {
 	}
 	block := int64(set.Geo.BlockBytes())
 	v := &Volume{set: set, cache: set.dev, info: blockdev.Info{
-		Name: name, Size: int64(min(set.Slots[slot].Sectors, 1<<54)) * ondisk.SectorSize / block * block, LogicalBlock: int(block),
+		Name: name, Size: int64(min(set.Slots[slot].Sectors, math.MaxInt64/ondisk.SectorSize)) * ondisk.SectorSize / block * block, LogicalBlock: int(block),
 	}}
 	v.takeSlot(slot)
 	v.finishInfo(set.Device)
@@ -202,21 +203,10 @@ func (v *Volume) takeSlot(slot int) {
 	v.extents = v.set.Extents[from:to]
 	whole := Range{Pos{v.inode, v.first}, Pos{v.inode, v.first + uint64(v.info.Size)/ondisk.SectorSize}}
 	for _, r := range v.set.Unknown {
-		if r = r.clip(whole); r.From.Compare(r.To) < 0 {
+		if r = r.clip(whole); !r.empty() {
 			v.unknown = append(v.unknown, r)
 		}
 	}
-}
-
-// clip returns the part of r within o; it is empty where From is not before To.
-func (r Range) clip(o Range) Range {
-	if r.From.Compare(o.From) < 0 {
-		r.From = o.From
-	}
-	if r.To.Compare(o.To) > 0 {
-		r.To = o.To
-	}
-	return r
 }
 
 // A Kind says where a piece of a volume is read from.
