@@ -45,14 +45,16 @@ func Run(t *testing.T, open func(t *testing.T) blockdev.Device) {
 			if d.info.Size < MinSize {
 				t.Fatalf("the device has %d bytes, the suite needs %d", d.info.Size, MinSize)
 			}
+			defer func() { // also when the test ends early
+				if err := dev.Close(); err != nil && !d.closed {
+					t.Errorf("close: %v", err)
+				}
+				if n := d.pool.Stats().InUse; n != 0 && !t.Failed() {
+					t.Errorf("%d buffers leaked", n)
+				}
+				d.pool.Trim(0)
+			}()
 			c.fn(t, d)
-			if err := dev.Close(); err != nil && !d.closed {
-				t.Errorf("close: %v", err)
-			}
-			if n := d.pool.Stats().InUse; n != 0 {
-				t.Errorf("%d buffers leaked", n)
-			}
-			d.pool.Trim(0)
 		})
 	}
 }
