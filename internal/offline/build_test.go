@@ -131,9 +131,13 @@ func (b *build) newDisk(name string, size int64, what byte, align int) *disk {
 		b.t.Fatal(err)
 	}
 	b.t.Cleanup(func() { m.Close() })
-	stampAll(m.Bytes(), what)
-	return &disk{mem: m, Faulty: blockdev.NewFaulty(m, 1)}
+	d := &disk{mem: m, Faulty: blockdev.NewFaulty(m, 1)}
+	d.stamp(0, min(uint64(size)/512, stamped), what)
+	return d
 }
+
+// stamped is how many sectors of a large cache device say which they are; the others are zeroes.
+const stamped = 600 * 16
 
 // at returns the n sectors at a sector of the disk.
 func (d *disk) at(sector uint64, n int) []byte { return d.mem.Bytes()[sector*512:][: n*512 : n*512] }
@@ -473,23 +477,29 @@ var stamps struct {
 	byKind map[byte][]byte
 }
 
-// stampAll makes every sector say which one it is.
-func stampAll(b []byte, what byte) {
+// stamp makes n sectors say which ones they are.
+func (d *disk) stamp(sector, n uint64, what byte) {
+	b := d.at(sector, int(n))
+	put := func(b []byte) {
+		for i := 0; i < len(b); i += 16 {
+			binary.LittleEndian.PutUint64(b[i:], stampMagic|uint64(what))
+			binary.LittleEndian.PutUint64(b[i+8:], sector+uint64(i/512))
+		}
+	}
+	if sector > 0 {
+		put(b)
+		return
+	}
 	stamps.Lock()
 	defer stamps.Unlock()
 	if stamps.byKind == nil {
 		stamps.byKind = map[byte][]byte{}
 	}
-	have := stamps.byKind[what]
-	if len(have) < len(b) {
-		have = make([]byte, len(b))
-		for i := 0; i < len(have); i += 16 {
-			binary.LittleEndian.PutUint64(have[i:], stampMagic|uint64(what))
-			binary.LittleEndian.PutUint64(have[i+8:], uint64(i/512))
-		}
-		stamps.byKind[what] = have
+	if len(stamps.byKind[what]) < len(b) {
+		stamps.byKind[what] = make([]byte, len(b))
+		put(stamps.byKind[what])
 	}
-	copy(b, have)
+	copy(b, stamps.byKind[what])
 }
 
 // sourceOf reads what a sector says of itself.
@@ -514,11 +524,12 @@ func sectorsOf(t testing.TB, v blockdev.Device) []source {
 	t.Helper()
 	n := int(v.Info().Size / 512)
 	got := make([]source, n)
-	raw := make([]byte, n*512+4096)
-	buf := raw[-uintptr(unsafe.Pointer(unsafe.SliceData(raw)))&4095:][:n*512]
+	each := max(512, v.Info().BufferAlign)
+	buf := make([]byte, (n+1)*each)
+	buf = buf[-addr(buf)&uintptr(each-1):]
 	reqs := make([]*blockdev.Request, n)
 	for i := range reqs {
-		reqs[i] = &blockdev.Request{Op: blockdev.OpRead, Off: int64(i) * 512, Buf: buf[i*512:][:512:512]}
+		reqs[i] = &blockdev.Request{Op: blockdev.OpRead, Off: int64(i) * 512, Buf: buf[i*each:][:512:512]}
 	}
 	left := n
 	done := make(chan struct{})
@@ -544,6 +555,8 @@ func sectorsOf(t testing.TB, v blockdev.Device) []source {
 	}
 	return got
 }
+
+func addr(p []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(p))) }
 
 // A span says where the key sectors from, inclusive, to to, exclusive, of a volume come from.
 type span struct {

@@ -69,11 +69,11 @@ func Copy(ctx context.Context, w io.Writer, dev blockdev.Device, o CopyOptions) 
 		s := &slots[i]
 		<-s.ready
 		inFlight--
-		if err := ctx.Err(); err != nil {
-			return bad, err
-		}
 		if s.req.Err != nil {
 			bad = append(bad, readAround(ctx, dev, s.req.Off, s.req.Buf)...)
+		}
+		if err := ctx.Err(); err != nil {
+			return bad, err
 		}
 		if _, err := w.Write(s.req.Buf); err != nil {
 			return bad, err
