@@ -54,6 +54,7 @@ type build struct {
 	}
 	after  []func()
 	sealed bool
+	closes []func() error
 }
 
 // A disk is one device of a build.
@@ -108,6 +109,7 @@ func newBuildOf(t testing.TB, s shape) *build {
 		Flags: ondisk.FlagSync, Seq: 1, Word184: uint64(s.buckets), BlockSize: 1, BucketSize16: uint16(s.bucketSectors), NrInSet: 1,
 		FirstBucket: uint16(first), NJournal: uint16(s.journal),
 	}}
+	t.Cleanup(b.free)
 	for i := range s.journal {
 		b.super.D[i] = uint64(first + i)
 	}
@@ -125,15 +127,48 @@ func newBuildOf(t testing.TB, s shape) *build {
 	return b
 }
 
+// newDisk makes a device on which every sector says which one it is, or takes one that another build is done with.
 func (b *build) newDisk(name string, size int64, what byte, align int) *disk {
-	m, err := blockdev.Memory(size, blockdev.MemoryOptions{Name: name, BufferAlign: align})
-	if err != nil {
-		b.t.Fatal(err)
+	d := &disk{mem: usedDisks.take(name, size, align)}
+	if d.mem != nil {
+		d.stamp(0, min(uint64(size)/512, dataBucket*16), what) // builds write nowhere else
+	} else {
+		m, err := blockdev.Memory(size, blockdev.MemoryOptions{Name: name, BufferAlign: align})
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		d.mem = m
+		d.stamp(0, min(uint64(size)/512, stamped), what)
 	}
-	b.t.Cleanup(func() { m.Close() })
-	d := &disk{mem: m, Faulty: blockdev.NewFaulty(m, 1)}
-	d.stamp(0, min(uint64(size)/512, stamped), what)
+	d.Faulty = blockdev.NewFaulty(d.mem, 1)
+	b.closes = append(b.closes, func() error {
+		usedDisks.Lock()
+		defer usedDisks.Unlock()
+		usedDisks.list = append(usedDisks.list, d.mem)
+		return nil
+	})
 	return d
+}
+
+// usedDisks are devices that builds no longer need.
+var usedDisks diskPool
+
+type diskPool struct {
+	sync.Mutex
+	list []*blockdev.MemoryDevice
+}
+
+// take returns one of that kind, or nil.
+func (p *diskPool) take(name string, size int64, align int) *blockdev.MemoryDevice {
+	p.Lock()
+	defer p.Unlock()
+	for i, m := range p.list {
+		if x := m.Info(); x.Name == name && x.Size == size && x.BufferAlign == align {
+			p.list = slices.Delete(p.list, i, i+1)
+			return m
+		}
+	}
+	return nil
 }
 
 // stamped is how many sectors of a large cache device say which they are; the others are zeroes.
@@ -286,6 +321,14 @@ func (b *build) newest() *entry { return b.entries[len(b.entries)-1] }
 // then has fn called at the end of seal, when all is on the devices: the place for damage.
 func (b *build) then(fn func()) { b.after = append(b.after, fn) }
 
+// free gives the memory back, at the end of the test at the latest.
+func (b *build) free() {
+	for _, fn := range slices.Backward(b.closes) {
+		_ = fn()
+	}
+	b.closes = nil
+}
+
 // seal writes everything that is not written yet.
 func (b *build) seal() {
 	b.t.Helper()
@@ -358,7 +401,7 @@ func (b *build) open() *Set {
 	b.t.Helper()
 	b.seal()
 	s, err := Open(context.Background(), b.cache, Options{})
-	b.t.Cleanup(func() { s.Close() })
+	b.closes = append(b.closes, s.Close)
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -374,7 +417,7 @@ func (b *build) check() (*Set, []*Backing) {
 		devs[i] = b.disks[i]
 	}
 	s, found, err := Check(context.Background(), b.cache, devs, CheckOptions{Data: true})
-	b.t.Cleanup(func() { s.Close() })
+	b.closes = append(b.closes, s.Close)
 	if err != nil {
 		b.t.Fatal(err)
 	}
