@@ -32,7 +32,6 @@ func Copy(ctx context.Context, w io.Writer, dev blockdev.Device, o CopyOptions) 
 	slots := make([]slot, copyDepth)
 	pool := blockdev.NewPool(blockdev.PoolOptions{})
 	for i := range slots {
-		slots[i].buf = pool.Get(copyChunk)
 		slots[i].ready = make(chan struct{}, 1)
 	}
 	q, err := dev.NewQueue(copyDepth, func(done []*blockdev.Request) {
@@ -52,6 +51,7 @@ func Copy(ctx context.Context, w io.Writer, dev blockdev.Device, o CopyOptions) 
 	}
 	inFlight := 0
 	for i := range slots {
+		slots[i].buf = pool.Get(copyChunk)
 		if next < info.Size {
 			start(&slots[i])
 			inFlight++
@@ -64,6 +64,7 @@ func Copy(ctx context.Context, w io.Writer, dev blockdev.Device, o CopyOptions) 
 		for i := range slots {
 			slots[i].buf.Release()
 		}
+		pool.Trim(0)
 	}()
 	for i := 0; inFlight > 0; i = (i + 1) % len(slots) {
 		s := &slots[i]
