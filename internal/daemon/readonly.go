@@ -28,6 +28,8 @@ type ReadOnlyConfig struct {
 
 	// Ready, if set, hears once that all is served, and where.
 	Ready func(Served)
+
+	open func(path string, o blockdev.Options) (blockdev.Device, error) // for tests; default: blockdev.Open
 }
 
 // Served is what ReadOnly serves.
@@ -57,8 +59,11 @@ func ReadOnly(ctx context.Context, c ReadOnlyConfig) (err error) {
 			}
 		}
 	}()
+	if c.open == nil {
+		c.open = blockdev.Open
+	}
 	open := func(path string) (blockdev.Device, error) {
-		dev, err := blockdev.Open(path, blockdev.Options{ReadOnly: true, Engine: c.Engine, Logger: c.Log})
+		dev, err := c.open(path, blockdev.Options{ReadOnly: true, Engine: c.Engine, Logger: c.Log})
 		if err == nil {
 			closers = append(closers, dev.Close)
 		}
@@ -82,6 +87,8 @@ func ReadOnly(ctx context.Context, c ReadOnlyConfig) (err error) {
 			}
 		}
 	}
+	failures := newFailureLog(c.Log)
+	closers = append(closers, failures.Close)
 	server := nbd.NewServer(nbd.Options{Log: c.Log})
 	var served Served
 	var volumes []*offline.Volume
@@ -89,6 +96,7 @@ func ReadOnly(ctx context.Context, c ReadOnlyConfig) (err error) {
 		if err := server.AddExport(name, &export{v}); err != nil {
 			return fmt.Errorf("export %q: %w", name, err)
 		}
+		v.OnFailure(func(off, length int64, err error) { failures.add(name, off, length, err) })
 		volumes = append(volumes, v)
 		served.Volumes = append(served.Volumes, ServedVolume{name, v.Info().Size, v.Unreadable()})
 		return nil
@@ -139,11 +147,16 @@ func ReadOnly(ctx context.Context, c ReadOnlyConfig) (err error) {
 	}
 	closers = append(closers, stop)
 	for _, addr := range c.Listen {
-		a, err := server.ListenAndServe(ctx, addr)
+		l, err := nbd.Listen(ctx, addr)
 		if err != nil {
 			return err
 		}
-		served.Addrs = append(served.Addrs, a)
+		closers = append(closers, func() error {
+			l.Close() // the server does that too, but where it has not begun to serve, after it has ended
+			return nil
+		})
+		go server.Serve(l)
+		served.Addrs = append(served.Addrs, l.Addr())
 	}
 	if c.Ready != nil {
 		c.Ready(served)
@@ -156,6 +169,52 @@ func ReadOnly(ctx context.Context, c ReadOnlyConfig) (err error) {
 		}
 	}
 	return err
+}
+
+// A failureLog logs what volumes could not read, without making them wait for the log.
+type failureLog struct {
+	log     *slog.Logger
+	lines   chan failure
+	stopped chan struct{}
+	ended   chan struct{}
+}
+
+type failure struct {
+	volume      string
+	off, length int64
+	err         error
+}
+
+func newFailureLog(log *slog.Logger) *failureLog {
+	l := &failureLog{log: log, lines: make(chan failure, 256), stopped: make(chan struct{}), ended: make(chan struct{})}
+	go l.run()
+	return l
+}
+
+// add drops the line where the log does not keep up; all is listed at the end.
+func (l *failureLog) add(volume string, off, length int64, err error) {
+	select {
+	case l.lines <- failure{volume, off, length, err}:
+	default:
+	}
+}
+
+func (l *failureLog) run() {
+	defer close(l.ended)
+	for {
+		select {
+		case f := <-l.lines:
+			l.log.Error("could not be read", "volume", f.volume, "offset", f.off, "length", f.length, "err", f.err)
+		case <-l.stopped:
+			return
+		}
+	}
+}
+
+func (l *failureLog) Close() error {
+	close(l.stopped)
+	<-l.ended
+	return nil
 }
 
 // An export is a volume as the NBD server wants it.

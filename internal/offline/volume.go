@@ -110,6 +110,8 @@ type Volume struct {
 	extents []Extent // of the inode
 	unknown []Range  // clipped to the volume
 
+	onFailure func(off, length int64, err error)
+
 	mu     sync.Mutex
 	failed []Range // what could not be read, as it happened; sorted by nothing
 }
@@ -305,6 +307,10 @@ func (v *Volume) Unreadable() [][2]int64 {
 	})
 	return out
 }
+
+// OnFailure has fn called when a part of the volume cannot be read, offset and length in bytes, the first time that
+// this happens to it. fn must not block. Call it before there are queues.
+func (v *Volume) OnFailure(fn func(off, length int64, err error)) { v.onFailure = fn }
 
 // Close does nothing: the devices belong to whoever opened them.
 func (v *Volume) Close() error { return nil }

@@ -113,8 +113,8 @@ func (q *volumeQueue) start(r *blockdev.Request, b *batch) bool {
 		case FromNowhere:
 			clear(buf)
 		case FromUnknown:
-			v.fail(s, p.sectors)
 			err := error(&blockdev.IOError{Device: v.info.Name, Op: r.Op, Off: r.Off + int64(at), Len: int64(len(buf)), Err: ErrUnreadable})
+			v.fail(s, p.sectors, err)
 			rd.err.CompareAndSwap(nil, &err)
 		default:
 			pt := q.getPart()
@@ -166,8 +166,8 @@ func (q *volumeQueue) finished(done []*blockdev.Request) {
 			} else {
 				from += offsetIn(rd.req.Buf, r.Buf)
 			}
-			q.v.fail(q.v.first+uint64(from)/ondisk.SectorSize, uint64(len(r.Buf))/ondisk.SectorSize)
 			err := r.Err
+			q.v.fail(q.v.first+uint64(from)/ondisk.SectorSize, uint64(len(r.Buf))/ondisk.SectorSize, err)
 			rd.err.CompareAndSwap(nil, &err)
 		}
 		if pt.bounce != nil {
@@ -262,18 +262,27 @@ func (q *volumeQueue) closeBelow() (err error) {
 const maxFailed = 4096
 
 // fail remembers that a read of these key sectors failed.
-func (v *Volume) fail(s, sectors uint64) {
+func (v *Volume) fail(s, sectors uint64, err error) {
 	r := Range{Pos{v.inode, s - v.first}, Pos{v.inode, s - v.first + sectors}}
+	if v.remember(r) && v.onFailure != nil {
+		v.onFailure(int64(r.From.Sector)*ondisk.SectorSize, int64(sectors)*ondisk.SectorSize, err)
+	}
+}
+
+// remember adds to what could not be read, and reports whether that is new.
+func (v *Volume) remember(r Range) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	for _, f := range v.failed {
 		if f.From.Compare(r.From) <= 0 && f.To.Compare(r.To) >= 0 {
-			return
+			return false
 		}
 	}
-	if len(v.failed) < maxFailed {
-		v.failed = append(v.failed, r)
+	if len(v.failed) >= maxFailed {
+		return false
 	}
+	v.failed = append(v.failed, r)
+	return true
 }
 
 // Failed returns the parts of the volume, offset and length in bytes, that somebody tried to read in vain, in
