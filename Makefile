@@ -6,15 +6,17 @@ GO          ?= go
 # programs are static, and only the race detector needs a C compiler
 CGO_ENABLED ?= 0
 export GO CGO_ENABLED
-FUZZTIME ?= 5m
-BENCHTIME ?= 1s
+FUZZTIME    ?= 5m
+BENCHTIME   ?= 1s
 # kernels that "make interop" boots
-KERNELS  ?= 6.1 6.12
+KERNELS     ?= 6.1 6.12
+# how often each power cut is tried there
+ROUNDS      ?= 1
 # packages whose goroutines meet: these run under the race detector in "make test" too
-RACE     ?= $(wildcard ./internal/rt ./internal/uring ./internal/blockdev ./internal/nbd ./internal/offline)
+RACE        ?= $(wildcard ./internal/rt ./internal/uring ./internal/blockdev ./internal/nbd ./internal/offline)
 
-stage    := scripts/stage
-links    := bin/make-bcache bin/bcache-super-show
+stage       := scripts/stage
+links       := bin/make-bcache bin/bcache-super-show
 
 .PHONY: all build demo test lint unit modules race race-short bench fuzz interop interop-long clean help tools bin/ubcache
 .NOTPARALLEL:
@@ -68,11 +70,11 @@ fuzz: ## each fuzz target for FUZZTIME (5m); keeps what it found in testdata/fuz
 
 interop: build ## with the real kernels KERNELS (6.1 6.12) in virtual machines (as root)
 	@$(stage) "virtual machines" scripts/retry 3 interop/vm/setup $(KERNELS)
-	@UBCACHE_KERNELS="$(KERNELS)" $(stage) "real kernels" scripts/with-tools \
-		$(GO) test -tags interop -count=1 -timeout 25m -v ./interop
+	@UBCACHE_KERNELS="$(KERNELS)" UBCACHE_ROUNDS=$(ROUNDS) $(stage) "real kernels" scripts/with-tools \
+		$(GO) test -tags interop -count=1 -timeout $(if $(filter 1,$(ROUNDS)),25m,3h) -v ./interop
 
-interop-long: ## interop with 7.2 too
-	@$(MAKE) --no-print-directory interop KERNELS="6.1 6.12 7.2"
+interop-long: ## interop with 7.2 too, and three rounds of power cuts
+	@$(MAKE) --no-print-directory interop KERNELS="6.1 6.12 7.2" ROUNDS=3
 
 clean: ## remove what was built
 	rm -rf bin build

@@ -46,7 +46,7 @@ func powerCuts(t *testing.T, kernel string, round int) {
 	var disks, names []string
 	for _, c := range cuts {
 		name := fmt.Sprintf("%s-%d", c.name, round)
-		d := pair{p.image(name+"-cache", c.cache), p.image(name+"-backing", 64*mib)}
+		d := pair{p.image(name+"-cache", c.cache), p.image(name+"-backing", 32*mib)}
 		must(t, program(t, "ubcache"), append(append([]string{"format"}, c.format...),
 			"--writeback", "--cache", d.cache, "--backing", d.backing)...)
 		out := p.boot(boot{
