@@ -64,9 +64,6 @@ func (s *Set) checkBacking(dev blockdev.Device, readable bool) *Backing {
 		return nil
 	}
 	if b.Access == ondisk.AccessNone {
-		if len(b.Limits) == 0 {
-			add(BackingRefused, "%v", err)
-		}
 		for _, l := range b.Limits {
 			add(BackingRefused, "%v", l)
 		}

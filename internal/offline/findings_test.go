@@ -885,6 +885,22 @@ var situations = []situation{
 		found: []want{{BackingRefused, AtRisk, onDisk, "device too small"}, {BackingAbsent, Harmless, inUUIDs, "slot 0"}}, fate: gone,
 	},
 	{
+		name: "a backing device that is a cache device of its size",
+		build: func(b *build) {
+			b.then(func() {
+				sb := b.super
+				sb.BucketSize16, sb.FirstBucket, sb.NJournal = 8, 3, 4
+				sb.Word184 = 513
+				sb.D = [256]uint64{3, 4, 5, 6}
+				sb.SetChecksum()
+				big := b.newDisk("backing0", 4<<20, fromDisk, 512)
+				sb.Encode(big.at(8, 8))
+				b.disks[0] = big
+			})
+		},
+		found: []want{{BackingRefused, AtRisk, onDisk, "that of a cache device"}, {BackingAbsent, Harmless, inUUIDs, "slot 0"}}, fate: gone,
+	},
+	{
 		name: "a backing device whose data starts before 16 sectors",
 		build: func(b *build) {
 			b.disks[0].super.Version, b.disks[0].super.Word184 = ondisk.VersionBackingOff, 15

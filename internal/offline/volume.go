@@ -53,12 +53,12 @@ func OpenBacking(set *Set, dev blockdev.Device) (*Backing, error) {
 		return nil, fmt.Errorf("%s: superblock: %w", b.Device.Name, err)
 	}
 	b.Access, b.Limits = b.Super.Check(ondisk.Host{DeviceBytes: b.Device.Size, LogicalBlock: b.Device.LogicalBlock})
+	if b.Access > ondisk.AccessNone && !b.Super.IsBacking() {
+		b.Access = ondisk.AccessNone
+		b.Limits = []*ondisk.Limit{{Field: "version", Value: fmt.Sprint(b.Super.Version), Want: "that of a cache device; a backing device is wanted here"}}
+	}
 	if b.Access == ondisk.AccessNone {
 		return b, fmt.Errorf("%s: %w", b.Device.Name, b.Limits[0])
-	}
-	if !b.Super.IsBacking() {
-		b.Access = ondisk.AccessNone
-		return b, &RefusedError{b.Device.Name, fmt.Sprintf("superblock: version is %d, that of a cache device; a backing device is wanted here", b.Super.Version)}
 	}
 	if set == nil || set.Super == nil {
 		return b, nil
