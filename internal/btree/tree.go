@@ -1,0 +1,208 @@
+package btree
+
+import (
+	"fmt"
+
+	"github.com/ubcache/ubcache/internal/ondisk"
+)
+
+// A Tree is the index of a set in memory: which ranges of which inode lie where in the cache.
+//
+// It has no lock of its own and does no I/O. Lookup, Scan, NodeAt and methods of nodes that change nothing may
+// run side by side under a lock held shared; everything else needs it exclusively. What takes long (reading,
+// parsing, encoding) is done by Parse, Append and Rewrite, on memory that is theirs, without the lock.
+type Tree struct {
+	g    *ondisk.Geometry
+	gens Gens
+	mem  memory
+
+	root     Ref // the newest
+	rootNode *Node
+	nodes    []*Node // in memory, the clock's dial
+	hand     int
+	size     int // bytes of the nodes, as counted last
+	pinned   pinHeap
+}
+
+// New returns a tree whose root is the node at root, which is durable, and not in memory yet. gens returns the
+// generation of a bucket; it is called with the lock held, and must not change anything.
+func New(g *ondisk.Geometry, root Ref, gens Gens) *Tree {
+	root.Low, root.High = Pos{}, MaxPos
+	return &Tree{g: g, gens: gens, root: root}
+}
+
+// Root returns the reference to the root, for the journal entry that is written next: the node it names is on
+// the disk.
+func (t *Tree) Root() Ref { return t.root }
+
+// An Outcome says how a change of the tree went.
+type Outcome uint8
+
+const (
+	// Done: the change is made.
+	Done Outcome = iota
+	// NeedsNode: a node has to be read first. Nothing has changed.
+	NeedsNode
+	// NeedsRoom: the leaf holds as much as it may in memory; it has to be rewritten first. Nothing has changed.
+	NeedsRoom
+	// NoMatch: nothing of what should be replaced is there. Nothing has changed.
+	NoMatch
+	// Nothing: there is nothing to write.
+	Nothing
+	// NeedsRewrite: an append does not fit into the node; it has to be rewritten. Nothing has changed.
+	NeedsRewrite
+	// Busy: a write or a rewrite of the node that is under way has to end first. Nothing has changed.
+	Busy
+	// Gone: the node is no longer part of the tree, or no longer where it was. Nothing has changed.
+	Gone
+)
+
+var outcomeText = [...]string{"done", "needs a node", "needs room", "no match", "nothing", "needs a rewrite", "busy", "gone"}
+
+func (o Outcome) String() string { return outcomeText[o] }
+
+// descend returns the node of that level whose range has p. Where one on the way is not in memory it returns
+// nil, and its reference.
+func (t *Tree) descend(level uint8, p Pos) (*Node, Ref) {
+	n := t.rootNode
+	if n == nil {
+		return nil, t.root
+	}
+	for n.ref.Level > level {
+		n.touch()
+		i := n.find(p)
+		if n.kids[i].node == nil {
+			return nil, n.childRef(i)
+		}
+		n = n.kids[i].node
+	}
+	n.touch()
+	return n, Ref{}
+}
+
+// parent returns the parent of a node that is in memory, and the node's index in it; nil for the root.
+func (t *Tree) parent(n *Node) (*Node, int) {
+	if n == t.rootNode {
+		return nil, 0
+	}
+	p := t.rootNode
+	for {
+		i := p.find(n.ref.Low)
+		if p.kids[i].node == n {
+			return p, i
+		}
+		if p = p.kids[i].node; p == nil || p.ref.Level == 0 {
+			panic(fmt.Sprintf("btree: %v is not where it belongs", n.ref))
+		}
+	}
+}
+
+// A Piece is what the tree says of the sectors from Start to End of an inode.
+type Piece struct {
+	Start, End uint64
+	Ptr        ondisk.Ptr // where Start lies in the cache; meaningful where Cached
+	Cached     bool       // the range has a pointer; whether it is stale, the generation of its bucket says
+	Known      bool       // an extent of the tree says it, be it one without pointer; else it is a hole
+	Dirty      bool
+}
+
+// Lookup says what there is at sector from: the extent that covers it, or the hole before the next one, both
+// cut off at to, and at the end of the leaf where that comes first. Where a node is missing, miss names it, and
+// the piece means nothing. It does not allocate.
+func (t *Tree) Lookup(inode uint32, from, to uint64) (p Piece, miss Ref) {
+	n, miss := t.descend(0, Pos{inode, from})
+	if n == nil {
+		return p, miss
+	}
+	p = Piece{Start: from, End: to}
+	if n.ref.High.Inode == inode {
+		p.End = min(to, n.ref.High.Sector)
+	}
+	b := &n.body
+	k := b.seek(inode, from)
+	if k.c == len(b.chunks) || b.chunks[k.c].inode != inode {
+		return p, Ref{}
+	}
+	x := b.at(k)
+	if x.Start > from {
+		p.End = min(p.End, x.Start)
+		return p, Ref{}
+	}
+	p.End = min(p.End, x.End())
+	p.Known = true
+	if x.HasPtr() {
+		p.Ptr, p.Cached, p.Dirty = x.Ptr.Advance(from-x.Start), true, x.Dirty()
+	}
+	return p, Ref{}
+}
+
+// Scan calls fn with the extents that end after from and begin before to, in order, those without pointer too,
+// until it has visited limit of them or fn returns false. It returns where to go on: at to when it is through.
+// Where a node is missing, miss names it, and next is where it begins.
+func (t *Tree) Scan(from, to Pos, limit int, fn func(x Extent) bool) (next Pos, miss Ref) {
+	for from.Less(to) {
+		n, miss := t.descend(0, from)
+		if n == nil {
+			return from, miss
+		}
+		b := &n.body
+		for k := b.seek(from.Inode, from.Sector); k.c < len(b.chunks); k = b.next(k) {
+			x := b.at(k)
+			if !x.Pos().Less(to) {
+				return to, Ref{}
+			}
+			if limit == 0 {
+				return x.Pos(), Ref{}
+			}
+			limit--
+			if !fn(x) {
+				return Pos{x.Inode, x.End()}, Ref{}
+			}
+		}
+		from = n.ref.High
+		if from == MaxPos {
+			break
+		}
+	}
+	return to, Ref{}
+}
+
+// NodeAt returns the node of that level whose range has p, or the reference to what is missing on the way.
+// With p = the High of the node before it walks a
+// level. Both are zero where there is no such node: the tree is lower, or p its end.
+func (t *Tree) NodeAt(level int, p Pos) (n *Node, miss Ref) {
+	if level > int(t.root.Level) || !p.Less(MaxPos) {
+		return nil, Ref{}
+	}
+	return t.descend(uint8(level), p)
+}
+
+// Parent returns the parent of a node, nil for the root.
+func (t *Tree) Parent(n *Node) *Node {
+	if n.gone {
+		return nil
+	}
+	p, _ := t.parent(n)
+	return p
+}
+
+// Siblings appends n and up to max-1 of the nodes that follow it under the same parent to list, as far as they
+// are in memory.
+func (t *Tree) Siblings(list []*Node, n *Node, max int) []*Node {
+	if n.gone {
+		return list
+	}
+	list = append(list, n)
+	p, i := t.parent(n)
+	if p == nil {
+		return list
+	}
+	for i++; len(list) < max && i < len(p.kids) && p.kids[i].node != nil; i++ {
+		list = append(list, p.kids[i].node)
+	}
+	return list
+}
+
+// FlushDone says that the flush of that number of the inode's backing device is done: extents of earlier epochs
+// may go to the disk with their pointers.
+func (t *Tree) FlushDone(inode uint32, flush uint64) { t.mem.holds.done(inode, flush) }
