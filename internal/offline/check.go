@@ -212,7 +212,6 @@ func (s *Set) checkData(ctx context.Context, progress func(done, of int64)) erro
 	slices.SortFunc(order, func(a, b int32) int {
 		return cmp.Compare(s.Extents[a].P.Sector(), s.Extents[b].P.Sector())
 	})
-	const chunk = 256
 	next := make(chan []int32)
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -220,38 +219,63 @@ func (s *Set) checkData(ctx context.Context, progress func(done, of int64)) erro
 	for range s.opt.Parallel {
 		wg.Go(func() {
 			var buf []byte
-			for list := range next {
-				n := int64(0)
-				for _, i := range list {
-					e := &s.Extents[i]
-					size := int(e.Size) * ondisk.SectorSize
-					if len(buf) < size {
-						buf = make([]byte, size)
-					}
-					n += int64(size)
-					if err := s.io.ReadAt(buf[:size], int64(e.P.Sector())*ondisk.SectorSize); err != nil {
-						code := DataClean
-						if e.Dirty() {
-							code = DataDirty
-						}
-						s.find(code, e.P.Sector(), int64(e.Size), "extent %v: %v", e.Key(), err)
-					}
+			for run := range next {
+				first, last := &s.Extents[run[0]], &s.Extents[run[len(run)-1]]
+				size := int(last.P.Sector()+uint64(last.Size)-first.P.Sector()) * ondisk.SectorSize
+				if len(buf) < size {
+					buf = make([]byte, size)
+				}
+				if err := s.io.ReadAt(buf[:size], int64(first.P.Sector())*ondisk.SectorSize); err != nil {
+					s.findUnreadable(run, buf)
 				}
 				mu.Lock()
-				done += n
+				done += int64(size)
 				if progress != nil {
-					progress(done, s.Stats.CachedBytes)
+					progress(min(done, s.Stats.CachedBytes), s.Stats.CachedBytes)
 				}
 				mu.Unlock()
 			}
 		})
 	}
 	for len(order) > 0 && ctx.Err() == nil {
-		n := min(chunk, len(order))
+		n := s.runLength(order)
 		next <- order[:n]
 		order = order[n:]
 	}
 	close(next)
 	wg.Wait()
 	return ctx.Err()
+}
+
+// runLength returns how many of the extents, which are sorted by cache sector, follow one another without a gap,
+// up to 1 MiB.
+func (s *Set) runLength(order []int32) int {
+	const most = 1 << 20 / ondisk.SectorSize
+	first := s.Extents[order[0]].P.Sector()
+	end := first + uint64(s.Extents[order[0]].Size)
+	n := 1
+	for ; n < len(order); n++ {
+		e := &s.Extents[order[n]]
+		if e.P.Sector() != end || end+uint64(e.Size)-first > most {
+			break
+		}
+		end += uint64(e.Size)
+	}
+	return n
+}
+
+// findUnreadable reads extents one by one, after they could not be read together, and reports which cannot be.
+func (s *Set) findUnreadable(run []int32, buf []byte) {
+	for _, i := range run {
+		e := &s.Extents[i]
+		err := s.io.ReadAt(buf[:int(e.Size)*ondisk.SectorSize], int64(e.P.Sector())*ondisk.SectorSize)
+		if err == nil {
+			continue
+		}
+		code := DataClean
+		if e.Dirty() {
+			code = DataDirty
+		}
+		s.find(code, e.P.Sector(), int64(e.Size), "extent %v: %v", e.Key(), err)
+	}
 }

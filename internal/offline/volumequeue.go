@@ -31,6 +31,9 @@ type batch struct {
 	done             []*blockdev.Request
 }
 
+// pieceDepth is how many pieces are at least worked on at once on each device: a large read has many small ones.
+const pieceDepth = 64
+
 // A read is a request with pieces under way.
 type read struct {
 	req  *blockdev.Request
@@ -61,7 +64,7 @@ func (v *Volume) NewQueue(depth int, complete func(done []*blockdev.Request)) (b
 		if q.out == nil {
 			q.out = blockdev.NewCompleter(blockdev.RuntimeOf(below.dev), complete)
 		}
-		queue, err := below.dev.NewQueue(depth, q.finished)
+		queue, err := below.dev.NewQueue(max(depth, pieceDepth), q.finished)
 		if err != nil {
 			q.closeBelow()
 			return nil, err
