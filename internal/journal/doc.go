@@ -1,0 +1,79 @@
+// Package journal writes, keeps and reads the journal of a cache set: the ring of entries that says, in order, which
+// leaf keys were inserted since their leaves were last written, and where the roots are.
+//
+//	insert (under the set's lock)             flush, FUA, root change, 100 ms
+//	   | AppendLocked: memory only                 | wanted
+//	   v                                           v
+//	+------------+  close: header, last_seq   +-----------+  flush, write FUA   +-------------------+
+//	| open entry | -------------------------> | in flight | ------------------> | ring of buckets   |
+//	+------------+   (under the lock)         +-----------+   (off the lock)    +-------------------+
+//	   both in a shared mapping: the death of the process leaves them             |
+//	                                                                              | oldest needed
+//	      leaf, root: Pin <--- WriteOldest(up to) <--- reclaimer, from 50 % on <--'
+//	         '--- written: the pin goes, last_seq of the next entry moves on, the bucket is free when that is durable
+//
+// # How a change is made
+//
+// Reserve makes room and may wait; no lock is held. Then, in one critical section of the set's lock, the leaf is
+// changed, its keys go to the open entry (AppendLocked) and the leaf pins that entry (PinLocked). So the order of
+// the journal is the order of the index. Acknowledge says when the change may be acknowledged, Sync and WaitDurable
+// when it is safe from a power cut.
+//
+// Two goroutines belong to a journal: the writer closes the open entry and writes it, one at a time, and the
+// reclaimer asks the owner to write out what pins the oldest entries.
+//
+// # What is there after a crash
+//
+// Of the disk we assume that a sector is written whole or not at all, and that what completed before a flush is
+// durable after it.
+//
+// Power cut. Entry n+1 is issued when n is durable, so the entries on disk have no gap, and only the last can be torn;
+// a torn one fails its checksum and has never been. What an entry refers to, data and nodes, had completed before
+// it was closed and is flushed before it is written. Read takes the newest entry's last_seq: all from there on is on
+// disk, because a bucket is entered only if the last durable entry needs nothing from it; if the entry being written
+// gets there, that one's needs count, and they are fewer. All before is durable in leaves, because last_seq never
+// passes a pin. So every key whose entry was durable is found, in order.
+//
+// Death of the process. The keys of the two entries that may not be on disk are in the mapping; a slot is given to
+// entry n+2 when n is durable, so disk and mapping together have no gap. Within a slot, keys are stored before the one
+// word that counts them: killed between any two instructions, the prefix that is counted is whole. The next process
+// writes these keys to the ring before it raises the superblock's seq, which ends the mapping's validity. So every
+// key that was appended is found.
+//
+// A failed write is as a death: nothing is acknowledged any more (FailedError, for good), the mapping stays, the next
+// start finds everything.
+//
+// # Room
+//
+// A full journal can always be emptied. Let "a place" be what the open entry needs in the ring to be closed.
+//
+//  1. What is reserved always fits into the open entry, so that AppendLocked never waits: admission looks at
+//     open + reserved + new.
+//  2. Admission also sees to it that the open entry, with all that is reserved, has a place and leaves what is kept
+//     (half a bucket in a ring of 4 to 7; an eighth of all buckets in a larger one). Entries with keys alone are closed
+//     only if that stays so.
+//  3. Urgent entries (roots, gens) may take what is kept as long as what is reserved has a place behind them. There
+//     is room for four, one after the other. The owner's WriteOldest, which empties the oldest bucket, is bound to
+//     that number, and whoever it waits for gets the same.
+//  4. When no pin is left in the oldest bucket, an entry that needs fewer buckets than the last has a place as long as
+//     two steps of the ring are left, whatever else is taken: it counts its own last_seq (ring.after). It is written
+//     as soon as someone waits for room. Once durable, it has freed a bucket.
+//  5. Whoever holds a Reservation waits for no entry, so what is reserved becomes keys, or goes back, by itself.
+//
+// So whoever waits for room waits for at most the writing of the leaves that pin the oldest bucket and for one entry.
+//
+// Starting. Each start begins in the bucket behind the newest entry, and at run time one bucket is left for that. What
+// is appended is bounded further (ring.restartable), so that a next process can write what is in the mapping and
+// still has room for entries during its replay. Starts that are cut short, one after the other, take a bucket each;
+// when none is left the set can still be started, as long as replay needs no new root: ring.lastResort.
+//
+// # Invariants
+//
+//   - seq of the open entry is that of the last closed one plus 1, and durable is that or one less.
+//   - last_seq never decreases, and is never greater than the seq of an entry with keys that are not in durable leaves.
+//   - The ring's buckets are entered in order, none is skipped; entries lie end to end and never span buckets.
+//   - The lock is never held over I/O, and under it nothing waits.
+//   - A Pin is a number: no pointer per key, none per entry.
+//
+// Sources: F 6, 12, 14, 16; B 4.5, 9.3, 9.13.
+package journal
