@@ -1,0 +1,295 @@
+package bucket
+
+import (
+	"fmt"
+
+	"github.com/ubcache/ubcache/internal/ondisk"
+)
+
+// A Use is what a bucket is wanted for.
+type Use uint8
+
+// The uses.
+const (
+	ForDirty  Use = iota // data, some of which may be dirty
+	ForClean             // data that is on the backing device too: no dirty key may point into the bucket
+	ForMoving            // data that is moved together, to free the buckets it comes from
+	ForMeta              // a btree node or the uuid array
+)
+
+// Pools. Every allocation takes from the common one first, then from its own reserve, which is therefore full
+// as long as the common one is not empty.
+const (
+	poolCommon = iota
+	poolMeta
+	poolMoving
+)
+
+// A ring is a queue of ready buckets, of fixed capacity.
+type ring struct {
+	buf  []uint32
+	head int
+	n    int
+}
+
+func newRing(n int) ring { return ring{buf: make([]uint32, n)} }
+
+func (r *ring) room() int { return len(r.buf) - r.n }
+
+func (r *ring) push(b uint32) {
+	if r.n == len(r.buf) {
+		panic("bucket: pool overflows")
+	}
+	r.buf[(r.head+r.n)%len(r.buf)] = b
+	r.n++
+}
+
+func (r *ring) pop() (uint32, bool) {
+	if r.n == 0 {
+		return 0, false
+	}
+	b := r.buf[r.head]
+	r.head = (r.head + 1) % len(r.buf)
+	r.n--
+	return b, true
+}
+
+// The head-room (format 9.6). The kernel that activates this set after us, or after our crash, needs
+//
+//   - spare unused buckets before it can write generations and replay: nprio for its own prio sets, and
+//     KernelReserve for nodes that split meanwhile;
+//   - KernelFreeInc buckets besides that it may invalidate before it has collected garbage.
+//
+// When it starts, it takes for live whatever a pointer with the current generation refers to, in a leaf on disk or
+// in any needed journal entry, overwritten later or not, and for dirty whatever such a key says is dirty. So
+// what is empty or clean here need not be so there, and the limits must hold for what is there, at each
+// hand-out to data, for a crash comes when it likes:
+//
+//   - What was emptied or cleaned within the journal window counts as nothing.
+//   - What is empty, but had keys that left without a journal entry, or with their generation, has residue: it
+//     counts as clean.
+//   - What a batch picked counts as before until the batch is durable. Then its pointers are stale for everybody
+//     and it is unused.
+//   - A bucket that somebody holds counts as nothing, though one just handed out is unused on disk.
+//   - Our second prio set is metadata here and unused there, which is nprio buckets more than promised.
+//
+// Counting so little would refuse dirty data where nearly all clean buckets were cleaned within the window. So
+// the common pool has room for the whole head-room, and Wanted asks for more where these counts are low: buckets
+// in a pool count in full.
+//
+// The format forbids dirty data to go below the first limit. Here clean data may not either: a cache full of
+// clean data with nothing unused would hang the kernel just the same, before it could evict anything. Metadata
+// may, that is what the reserve is for; data waits, or goes round the cache, until buckets have come back.
+func (t *Table) spare() int { return int(t.geo.NPrio + t.geo.KernelReserve) }
+
+func (t *Table) roomFor(u Use) bool {
+	if t.broken&breakHeadroom != 0 {
+		return true
+	}
+	switch u {
+	case ForMeta:
+		return true
+	case ForClean:
+		return t.unused() > t.spare()
+	}
+	return t.unused() > t.spare() && t.reusable() > t.spare()+int(t.geo.KernelFreeInc)
+}
+
+// Allocate hands out a ready bucket, and the generation that pointers into it must have. For data it comes with
+// one pin, its owner's; for metadata it is Meta until it is freed. ok is false if nothing is ready, or if what is
+// left is not for that use: wait for a batch (see NeedBatch), or do without.
+//
+// The bucket may be written at once (I4): nothing that a crash could bring back needs its old contents.
+func (t *Table) Allocate(u Use) (b uint32, gen uint8, ok bool) {
+	if !t.roomFor(u) {
+		t.stats.Refused++
+		return 0, 0, false
+	}
+	b, ok = t.pop(poolCommon)
+	switch {
+	case ok:
+	case u == ForMeta:
+		b, ok = t.pop(poolMeta)
+	case u == ForMoving:
+		b, ok = t.pop(poolMoving)
+	}
+	if !ok {
+		t.stats.NoReady++
+		return 0, 0, false
+	}
+	t.start = false
+	w, s := t.get(b)
+	if s.inWindow() && t.window.seq[b] > t.durable && t.broken == 0 {
+		panic(fmt.Sprintf("bucket: handing out %v while the journal is durable up to %d only (V1)", t.Info(b), t.durable))
+	}
+	t.stats.Handed++
+	if u == ForMeta {
+		s = s.withState(stateMeta)
+	} else {
+		s = s.withState(stateData)
+		if t.broken&breakPins == 0 {
+			w = w.withPins(1)
+		}
+	}
+	t.set(b, w, s.withStamp(t.clock.stamp()))
+	return b, w.gen(), true
+}
+
+// CanAllocate returns how many buckets Allocate could hand out for metadata now: a split checks this before it
+// begins. Only the common pool and the reserve of metadata count.
+func (t *Table) CanAllocate() int { return t.pools[poolCommon].n + t.pools[poolMeta].n }
+
+func (t *Table) pop(pool int) (uint32, bool) {
+	for {
+		b, ok := t.pools[pool].pop()
+		if !ok || side(t.entries[b].side).state() == stateReady {
+			return b, ok // others were found to be in doubt
+		}
+	}
+}
+
+// Pin holds a bucket of data against reuse: for a key in flight, whose data is being written or which is not in
+// the index yet. The caller knows that the bucket is held by someone already, as its owner.
+func (t *Table) Pin(b uint32) {
+	w, s := t.get(b)
+	if w.pins() < maxPins && t.broken&breakPins == 0 {
+		w = w.withPins(w.pins() + 1)
+	}
+	t.set(b, w, s)
+}
+
+// PinIf pins a bucket if the pointer is still good: for reading what a key points to.
+func (t *Table) PinIf(p ondisk.Ptr) bool {
+	b, ok := t.Bucket(p)
+	if !ok || t.Gen(b) != p.Gen() {
+		return false
+	}
+	switch side(t.entries[b].side).state() {
+	case stateData, stateSuspect:
+		t.Pin(b)
+		return true
+	}
+	return false
+}
+
+// Unpin ends one hold: an open bucket closed or given up, a key consumed by the index (after Apply, in the same
+// critical section) or dropped, a read done.
+func (t *Table) Unpin(b uint32) {
+	w, s := t.get(b)
+	switch w.pins() {
+	case 0:
+		if t.broken&breakPins != 0 {
+			return
+		}
+		panic(fmt.Sprintf("bucket: unpin of %v, which nobody holds", t.Info(b)))
+	case maxPins: // so many that nobody knows
+	default:
+		t.set(b, w.withPins(w.pins()-1), s)
+	}
+}
+
+func (t *Table) meta(b uint32, what string) (word, side) {
+	w, s := t.get(b)
+	if s.state() != stateMeta {
+		panic(fmt.Sprintf("bucket: %s %v", what, t.Info(b)))
+	}
+	t.start = false
+	return w, s
+}
+
+// FreeNode frees a btree node that the tree does not use any more, when its parent has got the pointers to its
+// successors and its freeing key. Its generation is raised, and the old one is stored until Release says that
+// this append of the parent is durable (V5, I6): till then a crash brings the node back.
+func (t *Table) FreeNode(b uint32) {
+	w, s := t.meta(b, "freeing node")
+	w, s = t.raise(b, w, s, true) // the child key and the freeing key stay until the parent is rewritten
+	s = s.withState(stateGated)
+	if t.broken&breakV5 != 0 {
+		s = s.withState(stateData)
+	}
+	t.set(b, w, s)
+}
+
+// Release ends the wait of a node freed by FreeNode.
+func (t *Table) Release(b uint32) {
+	w, s := t.get(b)
+	if s.state() == stateGated {
+		t.set(b, w, s.withState(stateData))
+	} else if t.broken == 0 {
+		panic(fmt.Sprintf("bucket: release of %v", t.Info(b)))
+	}
+}
+
+// FreeAfter frees metadata that only headers of journal entries refer to, an old root or uuid array, when entry
+// seq, which names its successor, is durable (see JournalDurable). Sequence numbers of successive calls do not
+// fall.
+func (t *Table) FreeAfter(b uint32, seq uint64) {
+	w, s := t.meta(b, "freeing metadata")
+	w, s = t.raise(b, w, s, false)
+	s = s.withState(stateGated)
+	if t.broken&breakSeqGate != 0 {
+		s = s.withState(stateData)
+	}
+	t.set(b, w, s)
+	if t.broken&breakSeqGate == 0 {
+		t.gates.push(mark{seq, b})
+	}
+}
+
+// Return gives back a bucket of metadata that nothing ever referred to: a node that was not linked after all.
+func (t *Table) Return(b uint32) {
+	w, s := t.meta(b, "returning")
+	t.set(b, w, s.withState(stateData))
+}
+
+// JournalDurable says that all journal entries up to seq are durable. It does a bounded part of what that lets
+// go and reports whether there is more; call it until there is not.
+func (t *Table) JournalDurable(seq uint64) (more bool) {
+	t.durable = max(t.durable, seq)
+	for range expireSlice {
+		m, ok := t.gates.first()
+		if !ok || m.seq > t.durable {
+			return false
+		}
+		t.gates.pop()
+		t.Release(m.bucket)
+	}
+	return true
+}
+
+// TakeUnused gives an unused bucket to metadata without a batch: at start-up only, before anything was changed,
+// when a bucket without a pointer in the scan is one without a pointer on disk. Its generation goes up in memory
+// alone, so a pointer may be newer than what is stored; whoever loads the set next adopts that (format 9.1). ok
+// is false if there is none.
+func (t *Table) TakeUnused() (b uint32, gen uint8, ok bool) {
+	if !t.start {
+		panic("bucket: TakeUnused is for start-up only")
+	}
+	for _, tr := range []tier{emptyFree, emptyLow, emptyHigh} {
+		if b, ok = t.index[tr].next(0); ok {
+			w, s := t.get(b)
+			w, s = t.raise(b, w, s, false)
+			t.set(b, w, s.withState(stateMeta).withStamp(t.clock.stamp()))
+			return b, w.gen(), true
+		}
+	}
+	return 0, 0, false
+}
+
+// breakage are rules that tests leave out, to see that they are found out.
+type breakage uint16
+
+const (
+	breakEmpty     breakage = 1 << iota // V1: empty buckets are ready at once
+	breakClean                          // V4: evicted ones are ready at once
+	breakV5                             // freed nodes do not wait for their parent's append
+	breakSeqGate                        // an old root or uuid array does not wait for the journal
+	breakStoredGen                      // I6: of a gated bucket the new generation is stored
+	breakLag                            // J3: raising a generation always forgets older pointers
+	breakEmptySeq                       // the journal window is not kept
+	breakPins                           // buckets that somebody holds are picked
+	breakLate                           // picking goes on while generations are encoded
+	breakPrioSet                        // the prio set that is named is overwritten
+	breakHeadroom                       // data takes what the next activation needs
+	breakDirty                          // dirty data is evicted
+)

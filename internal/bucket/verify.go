@@ -1,0 +1,149 @@
+package bucket
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/ubcache/ubcache/internal/ondisk"
+)
+
+// A Recount counts live and dirty sectors a second time, from a walk over the index, to compare with a Table's
+// exact counts. While requests go on, the walk has a cursor, a position in the order of keys, and keeps a rule:
+//
+//   - a node's keys are added under the set's lock, and the cursor moves behind them in the same hold;
+//   - a change to keys at or before the cursor goes to Recount.Apply too, right before Table.Apply: what crosses
+//     the cursor is gathered in two Deltas;
+//   - the table zeroes the recount of a bucket whose generation it raises, between Watch and Unwatch.
+//
+// Then both are equal at the end, exactly: there is no tolerance.
+type Recount struct {
+	t    *Table
+	sums []sum
+}
+
+type sum struct{ live, dirty uint32 }
+
+// NewRecount takes the memory for a recount, 8 bytes a bucket. The set's lock is not needed, and should not be
+// held.
+func (t *Table) NewRecount() *Recount { return &Recount{t: t, sums: make([]sum, len(t.entries))} }
+
+// Watch makes the table keep r up from now on, in the place of any other.
+func (t *Table) Watch(r *Recount) { t.recount = r }
+
+// Unwatch ends that.
+func (t *Table) Unwatch() { t.recount = nil }
+
+func (r *Recount) zero(b uint32) { r.sums[b] = sum{} }
+
+// Add counts an extent that the walk found. Pointers that are stale, or not of this device, count nothing.
+func (r *Recount) Add(p ondisk.Ptr, size uint32, dirty bool) {
+	b, ok := r.t.Bucket(p)
+	if !ok || r.t.Gen(b) != p.Gen() {
+		return
+	}
+	r.sums[b].live += size
+	if dirty {
+		r.sums[b].dirty += size
+	}
+}
+
+// Apply makes a change to keys that the walk has been at. It leaves d as it is.
+func (r *Recount) Apply(d *Deltas) {
+	for _, e := range d.list {
+		if r.t.Gen(e.bucket) == e.gen {
+			r.sums[e.bucket].live += uint32(e.live)
+			r.sums[e.bucket].dirty += uint32(e.dirty)
+		}
+	}
+}
+
+// Compare compares a bounded number of buckets from bucket from on, calls differ for each whose counts are
+// not those of the table, and returns the bucket to go on with; done says that it was at the end. The table is
+// not changed: see Doubt.
+func (r *Recount) Compare(from uint32, differ func(b, live, dirty uint32)) (next uint32, done bool) {
+	end := min(uint64(from)+sweepSlice, uint64(len(r.sums)))
+	for b := from; uint64(b) < end; b++ {
+		w := r.t.entries[b].word()
+		if s := r.sums[b]; s.live != w.live() || s.dirty != w.dirty() {
+			differ(b, s.live, s.dirty)
+		}
+	}
+	return uint32(end), end == uint64(len(r.sums))
+}
+
+// Check compares everything that the table keeps twice, and the invariants that can be seen in it alone: I2, I3,
+// I4, and the lag of I5. It looks at every bucket, with the lock held: for tests and checkers.
+func (t *Table) Check() error {
+	var (
+		errs   []error
+		counts [categories]int
+		lags   [256]int
+		tier   [tiers]int
+		live   uint64
+		dirty  uint64
+		room   [rooms]int
+		window int
+		ready  = map[uint32]bool{}
+	)
+	fail := func(format string, args ...any) {
+		if len(errs) < 10 {
+			errs = append(errs, fmt.Errorf(format, args...))
+		}
+	}
+	for _, p := range t.pools {
+		for i := range p.n {
+			b := p.buf[(p.head+i)%len(p.buf)]
+			if ready[b] {
+				fail("bucket %d is in the pools twice", b)
+			}
+			ready[b] = true
+		}
+	}
+	for i := range t.entries {
+		b := uint32(i)
+		w, s := t.get(b)
+		c := categoryOf(w, s)
+		counts[c]++
+		lags[w.gen()-s.oldest()]++
+		live += uint64(w.live())
+		dirty += uint64(w.dirty())
+		room[roomOf(w, s)]++
+		if w.dirty() > w.live() || c != Suspect && w.live() > t.geo.BucketSectors {
+			fail("%v: counts do not fit (I2)", t.Info(b))
+		}
+		if (c == Meta || c == Fixed || c == Ready || c == Inc) && w.live() != 0 {
+			fail("%v: has live sectors", t.Info(b))
+		}
+		if (c == Ready) != ready[b] && c != Suspect {
+			fail("%v: in a pool: %v (I3)", t.Info(b), ready[b])
+		}
+		if _, in := t.window.seq[b]; in != s.inWindow() {
+			fail("%v: in the journal window: %v", t.Info(b), in)
+		} else if in {
+			window++
+		}
+		if c == Ready && s.inWindow() && t.window.seq[b] > t.durable {
+			fail("%v: the journal is durable up to %d (I4)", t.Info(b), t.durable)
+		}
+		if s.oldest() != w.gen() && s&(residueBit|windowBit) == 0 {
+			fail("%v: lags without a reason", t.Info(b))
+		}
+		tr := tierOf(w, s)
+		tier[tr]++
+		for i := emptyFree; i < tiers; i++ {
+			if t.index[i].has(b) != (i == tr) {
+				fail("%v: in tier %d: %v, should be in %d", t.Info(b), i, t.index[i].has(b), tr)
+			}
+		}
+	}
+	for i := emptyFree; i < tiers; i++ {
+		if tier[i] != t.index[i].count {
+			fail("tier %d has %d buckets, counted %d", i, t.index[i].count, tier[i])
+		}
+	}
+	if counts != t.counts || lags != t.lags || live != t.live || dirty != t.dirty || room != t.rooms || window != len(t.window.seq) {
+		fail("counters: categories %v, live %d, dirty %d, rooms %v, window %d; counted %v, %d, %d, %v, %d",
+			t.counts, t.live, t.dirty, t.rooms, len(t.window.seq), counts, live, dirty, room, window)
+	}
+	return errors.Join(errs...)
+}
