@@ -2,6 +2,7 @@ package offline
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 
 	"github.com/ubcache/ubcache/internal/ondisk"
@@ -21,8 +22,13 @@ func (p Pos) Compare(o Pos) int {
 	return cmp.Compare(p.Sector, o.Sector)
 }
 
+// String returns inode and sector, as keys have them.
+func (p Pos) String() string { return fmt.Sprintf("%d:%d", p.Inode, p.Sector) }
+
 // A Range is [From, To) in key space, across inodes.
 type Range struct{ From, To Pos }
+
+func (r Range) String() string { return r.From.String() + " to " + r.To.String() }
 
 // clip returns the part of r within o.
 func (r Range) clip(o Range) Range {
