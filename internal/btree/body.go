@@ -318,6 +318,28 @@ func (b *body) push(m *memory, x *Extent) {
 	b.chunks = append(b.chunks, h)
 }
 
+// plain reports whether all entries of the chunk have a pointer that may go to the disk, and none is late.
+func (h *chunk) plain() bool {
+	all, some := uint64(flagPtr), uint64(0)
+	for _, e := range h.e {
+		all &= e.a
+		some |= e.a&flagLate | e.b>>holdShift
+	}
+	return all != 0 && some == 0
+}
+
+// adopt takes a plain chunk of another body, behind all entries. Nothing of it is open then. The other body
+// keeps it for the moment, without its memory.
+func (b *body) adopt(h *chunk) {
+	for i := range h.e {
+		h.e[i].a &^= flagOpen
+	}
+	b.n += len(h.e)
+	b.words += 3 * len(h.e)
+	b.slots += cap(h.e)
+	b.chunks = append(b.chunks, *h)
+}
+
 // set gives the entry at k other flags or another hold; its range and pointer stay.
 func (b *body) set(m *memory, k cursor, x *Extent) {
 	old := b.at(k)

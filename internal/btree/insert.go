@@ -60,7 +60,7 @@ func (t *Tree) Insert(k *ondisk.Key, epoch uint64, c *Change) Outcome {
 func (t *Tree) Replace(old, k *ondisk.Key, epoch uint64, c *Change) Outcome {
 	was, x := checked(old), checked(k)
 	if x.Inode != was.Inode || x.Start < was.Start || x.End() > was.End() {
-		panic(fmt.Sprintf("btree: %v cannot replace %v", k, old))
+		panic(fmt.Sprintf("btree: %v cannot replace %v", *k, *old))
 	}
 	n, miss := t.descend(0, x.Pos())
 	if n == nil {
@@ -90,7 +90,7 @@ func (t *Tree) Replace(old, k *ondisk.Key, epoch uint64, c *Change) Outcome {
 // checked converts a key that somebody wants to insert.
 func checked(k *ondisk.Key) Extent {
 	if k.Size() == 0 || uint64(k.Size()) > k.End() || k.End() > ondisk.MaxOffset || k.Ptrs() > 1 || k.Ptrs() == 1 && !k.P[0].Available() {
-		panic(fmt.Sprintf("btree: %v cannot be inserted", k))
+		panic(fmt.Sprintf("btree: %v cannot be inserted", *k)) // of a copy, so that k need not be on the heap
 	}
 	return extentOf(k)
 }
@@ -118,7 +118,7 @@ func (n *Node) matches(was *Extent, start, end uint64) uint64 {
 // merged, never are more than the keys of these sets, and fit in their blocks. Source: F 5.7, F 14 #19.
 func (t *Tree) put(n *Node, x Extent, epoch uint64, c *Change) {
 	x.flags |= flagOpen
-	if n.rewrite != nil {
+	if n.rewrite != nil && x.Pos().Less(n.rewrite.at) {
 		x.flags |= flagLate
 	}
 	if epoch != 0 && x.HasPtr() {
@@ -156,13 +156,13 @@ func (t *Tree) put(n *Node, x Extent, epoch uint64, c *Change) {
 	in := 0
 	if left.Size == 0 {
 		if k, ok := b.prev(from); ok {
-			if o := b.at(k); o.joins(&x, t.g) {
+			if o := b.at(k); n.mayJoin(&o, &x) && o.joins(&x, t.g) {
 				from, left = k, o
 			}
 		}
 	}
 	if left.Size > 0 {
-		if left.joins(&x, t.g) {
+		if n.mayJoin(&left, &x) && left.joins(&x, t.g) {
 			x = extend(left, x.Size)
 		} else {
 			list[in], in = left, in+1
@@ -182,6 +182,11 @@ func (t *Tree) put(n *Node, x Extent, epoch uint64, c *Change) {
 	}
 	b.splice(&t.mem, from, to, list[:in])
 	t.size += b.bytes() - before
+}
+
+// mayJoin reports whether l and r are on the same side of what a rewrite has copied.
+func (n *Node) mayJoin(l, r *Extent) bool {
+	return n.rewrite == nil || l.Pos().Less(n.rewrite.at) == r.Pos().Less(n.rewrite.at)
 }
 
 // extend returns x with more sectors.

@@ -38,76 +38,71 @@ func Parse(g *ondisk.Geometry, ref Ref, b []byte) (*Node, error) {
 	return n, d.Err
 }
 
-func (n *Node) corrupt(s *ondisk.BSet, k *ondisk.Key, reason string, args ...any) error {
+func (n *Node) corrupt(s *ondisk.BSet, k ondisk.Key, reason string, args ...any) error {
 	return &ondisk.CorruptError{
 		Structure: "bset", Sector: int64(n.ref.Ptr.Sector()) + int64(s.Block)*int64(n.ref.Sectors/n.blocks), Field: "key",
-		Reason: fmt.Sprintf("%v, in the %v: ", *k, n.ref) + fmt.Sprintf(reason, args...),
+		Reason: fmt.Sprintf("%v, in the %v: ", k, n.ref) + fmt.Sprintf(reason, args...),
 	}
 }
 
-func (n *Node) parseInterior(g *ondisk.Geometry, d *ondisk.Node) (bad error) {
+func (n *Node) parseInterior(g *ondisk.Geometry, d *ondisk.Node) error {
 	for i := range d.Sets {
 		s := &d.Sets[i]
 		var last Pos
-		err := s.EachKey(func(k *ondisk.Key) bool {
+		for b := s.Data; len(b) > 0; {
+			k, size, err := ondisk.DecodeKey(b)
+			if err != nil {
+				return err
+			}
+			b = b[size:]
 			p := Pos{k.Inode(), k.End()}
-			switch f := g.NodeFault(k); {
+			switch f := g.NodeFault(&k); {
 			case f != ondisk.FaultNone:
-				bad = n.corrupt(s, k, "%v", f)
+				return n.corrupt(s, k, "%v", f)
 			case !k.P[0].Available() || g.Remainder(k.P[0].Sector()) != 0:
-				bad = n.corrupt(s, k, "no child is there")
+				return n.corrupt(s, k, "no child is there")
 			case k.IsFreeing():
 			case p.Less(last) || !n.ref.Low.Less(p) || n.ref.High.Less(p):
-				bad = n.corrupt(s, k, "is not where it belongs")
+				return n.corrupt(s, k, "is not where it belongs")
 			default:
 				last = p
 			}
-			n.all = append(n.all, *k)
-			return bad == nil
-		})
-		if bad == nil {
-			bad = err
-		}
-		if bad != nil {
-			return bad
+			n.all = append(n.all, k)
 		}
 	}
 	return nil
 }
 
-func (n *Node) parseLeaf(g *ondisk.Geometry, d *ondisk.Node) (bad error) {
+func (n *Node) parseLeaf(g *ondisk.Geometry, d *ondisk.Node) error {
 	var m memory
 	inexact := false // words on the disk are more than those of the entries
 	for i := range d.Sets {
 		s := &d.Sets[i]
 		var last Pos
-		err := s.EachKey(func(k *ondisk.Key) bool {
+		for b := s.Data; len(b) > 0; {
+			k, size, err := ondisk.DecodeKey(b)
+			if err != nil {
+				return err
+			}
+			b = b[size:]
 			if k.Size() == 0 {
-				return true
+				continue
 			}
-			if f := g.LeafFault(k); f != ondisk.FaultNone {
-				bad = n.corrupt(s, k, "%v", f)
-				return false
+			if f := g.LeafFault(&k); f != ondisk.FaultNone {
+				return n.corrupt(s, k, "%v", f)
 			}
-			x := extentOf(k)
+			x := extentOf(&k)
 			inexact = inexact || x.words() != k.Words()
-			if x.Pos().Less(last) || x.Pos().Less(n.ref.Low) || n.ref.High.Less(Pos{x.Inode, x.End()}) {
-				bad = n.corrupt(s, k, "is not where it belongs")
-				return false
+			end := Pos{x.Inode, x.End()}
+			if x.Pos().Less(last) || x.Pos().Less(n.ref.Low) || n.ref.High.Less(end) {
+				return n.corrupt(s, k, "is not where it belongs")
 			}
-			last = Pos{x.Inode, x.End()}
+			last = end
 			if i == 0 {
 				n.body.push(&m, &x)
 			} else {
 				n.overlay(&m, x)
 			}
-			return true
-		})
-		if bad == nil {
-			bad = err
-		}
-		if bad != nil {
-			return bad
 		}
 	}
 	if c := len(n.body.chunks); c > 0 {

@@ -26,7 +26,7 @@ func (m *memory) get(n int) []entry {
 
 // put takes a chunk back.
 func (m *memory) put(e []entry) {
-	if class := cap(e) / chunkStep; len(m.free[class]) < poolMax {
+	if class := cap(e) / chunkStep; class > 0 && len(m.free[class]) < poolMax {
 		m.free[class] = append(m.free[class], e[:0])
 	}
 }

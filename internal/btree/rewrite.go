@@ -9,7 +9,8 @@ import (
 // A Rewrite replaces nodes by fewer, by more, or by as many without what is stale: a compaction, a split, a
 // coalescing. Its steps, the lock held where it says so:
 //
-//	Begin     lock   copies what is live; from here on the tree knows what comes later
+//	Begin     lock   from here on appends to interior nodes wait
+//	Copy      lock   copies what is live, a slice a call; the tree knows what comes later than that
 //	Assign           gives each new node its bucket
 //	Encode           makes the bytes of each new node; they are written, durable
 //	Install  lock   the new nodes take the old ones' place, and take over what came since and all journal pins;
@@ -20,10 +21,12 @@ import (
 type Rewrite struct {
 	t       *Tree
 	victims []*Node
-	out     []newNode // the copies, and behind them the new root over them if there is one
+	at      Pos       // what begins before it is copied
+	keys    []byte    // the copy
+	out     []newNode // of the copy, and behind them the new root over them if there is one
 	grows   bool      // there is one
-	dropped []Extent  // what of a leaf the copies left out, in order
-	done    bool
+	dropped []Extent  // what of a leaf the copy left out, in order
+	done    bool      // installed or aborted
 }
 
 // A newNode is a node in the making.
@@ -44,13 +47,12 @@ const (
 )
 
 // Begin starts the rewrite of one node, or of several of one level that follow each other under one parent.
-// Done returns a Rewrite that has copied all they hold that is live. Busy says that an append to one that is
-// interior is in flight, that one is being rewritten, or is not linked yet; Nothing that so many nodes would need
-// as many again; Gone that they are not what they were.
+// Busy says that an append to one that is interior is in flight, that one is being rewritten, or is not linked
+// yet; Gone that they are not what they were.
 //
 // Until Install the nodes may be changed, and leaves appended to.
 func (t *Tree) Begin(victims ...*Node) (*Rewrite, Outcome) {
-	first := victims[0]
+	count := 0
 	for i, n := range victims {
 		switch {
 		case n.gone:
@@ -60,47 +62,72 @@ func (t *Tree) Begin(victims ...*Node) (*Rewrite, Outcome) {
 		case i > 0 && !t.adjacent(victims[i-1], n):
 			return nil, Gone
 		}
-	}
-	r := &Rewrite{t: t, victims: append([]*Node(nil), victims...)}
-	count := 0
-	for _, n := range victims {
 		count += n.body.n + len(n.kids)
 	}
-	keys := make([]byte, 0, count*copiedKeyBytes)
-	for _, n := range victims {
-		for i := range n.kids {
-			k := &n.kids[i]
-			key := ondisk.NewChild(k.inode, k.end, k.sectors, k.ptr)
-			keys = ondisk.AppendKey(keys, &key)
-		}
-		for c := range n.body.chunks {
-			h := &n.body.chunks[c]
-			for i := range h.e {
-				x := h.at(i)
-				if !t.copies(&x) {
-					r.dropped = append(r.dropped, x)
-					continue
-				}
-				keys = appendExtent(keys, &x)
-			}
-		}
-	}
-	n, pivot := r.pieces(len(keys)/copiedKeyBytes, len(victims))
-	if len(victims) > 1 && n >= len(victims) {
-		return nil, Nothing
-	}
-	r.cut(keys, n, pivot)
-	if r.grows = first == t.rootNode && len(r.out) > 1; r.grows {
-		r.out = append(r.out, newNode{ref: Ref{Level: first.ref.Level + 1, High: MaxPos}})
-	}
-	for i := range r.out {
-		r.out[i].ref.Sectors = t.g.NodeSectors
-	}
+	r := &Rewrite{t: t, victims: append([]*Node(nil), victims...), at: victims[0].ref.Low}
+	r.keys = make([]byte, 0, count*copiedKeyBytes)
 	for _, n := range victims {
 		n.rewrite = r
 		n.pins.late = 0
 	}
 	return r, Done
+}
+
+// Copy copies up to limit keys more, and reports whether that was all. Then the nodes in the making are known:
+// see Nodes.
+func (r *Rewrite) Copy(limit int) bool {
+	if len(r.out) > 0 {
+		return true
+	}
+	level := r.victims[0].ref.Level
+	for _, n := range r.victims {
+		if !r.at.Less(n.ref.High) {
+			continue
+		}
+		for i := range n.kids { // nothing changes them before Install, and there are few
+			k := &n.kids[i]
+			key := ondisk.NewChild(k.inode, k.end, k.sectors, k.ptr)
+			r.keys = ondisk.AppendKey(r.keys, &key)
+		}
+		if level == 0 {
+			var all bool
+			if limit, all = r.copyLeaf(n, limit); !all {
+				return false
+			}
+		}
+		r.at = n.ref.High
+	}
+	r.cut()
+	return true
+}
+
+// copyLeaf copies the leaf's extents from r.at on, at most limit. It returns what is left of limit, and whether
+// that was all of the leaf; if not, it has moved r.at on.
+func (r *Rewrite) copyLeaf(n *Node, limit int) (left int, all bool) {
+	b := &n.body
+	k := b.seek(r.at.Inode, r.at.Sector)
+	if k.c < len(b.chunks) {
+		if x := b.at(k); x.Pos().Less(r.at) {
+			k = b.next(k) // it is late
+		}
+	}
+	for ; k.c < len(b.chunks); k.c, k.i = k.c+1, 0 {
+		h := &b.chunks[k.c]
+		for ; k.i < len(h.e); k.i++ {
+			if limit == 0 {
+				r.at = Pos{h.inode, h.start(k.i)}
+				return 0, false
+			}
+			limit--
+			x := h.at(k.i)
+			if r.t.copies(&x) {
+				r.keys = appendExtent(r.keys, &x)
+			} else {
+				r.dropped = append(r.dropped, x)
+			}
+		}
+	}
+	return limit, true
 }
 
 // adjacent reports whether b follows a under the same parent, both being in memory.
@@ -141,9 +168,10 @@ func keysIn(g *ondisk.Geometry, blocks int) int {
 	return (blocks*g.BlockBytes() - ondisk.BSetHeaderBytes) / copiedKeyBytes
 }
 
-// cut makes the nodes of the copied keys: n of them, the first with so many keys. Nodes end at the end of a key,
-// the last where the last of the old nodes does.
-func (r *Rewrite) cut(keys []byte, n, first int) {
+// cut makes nodes of the copy. They end at the end of a key, the last where the last of the old nodes does.
+func (r *Rewrite) cut() {
+	keys := r.keys
+	n, first := r.pieces(len(keys)/copiedKeyBytes, len(r.victims))
 	level, low := r.victims[0].ref.Level, r.victims[0].ref.Low
 	high := r.victims[len(r.victims)-1].ref.High
 	total, from := len(keys)/copiedKeyBytes, 0
@@ -162,9 +190,16 @@ func (r *Rewrite) cut(keys []byte, n, first int) {
 		low, from = end, to
 	}
 	r.out = append(r.out, newNode{ref: Ref{Level: level, Low: low, High: high}, keys: keys[from:]})
+	if r.grows = r.victims[0] == r.t.rootNode && n > 1; r.grows {
+		r.out = append(r.out, newNode{ref: Ref{Level: level + 1, High: MaxPos}})
+	}
+	for i := range r.out {
+		r.out[i].ref.Sectors = r.t.g.NodeSectors
+	}
 }
 
-// Nodes returns how many new nodes there are, each of which needs a bucket.
+// Nodes returns how many new nodes there are, each of which needs a bucket. Where several nodes are coalesced
+// and as many would take their place, the rewrite is of no use but to drop what is stale.
 func (r *Rewrite) Nodes() int { return len(r.out) }
 
 // Sectors returns the size of each.
@@ -246,6 +281,9 @@ func (r *Rewrite) Install() (in Installed, o Outcome) {
 	t := r.t
 	if r.done {
 		return in, Gone
+	}
+	if len(r.out) == 0 {
+		panic("btree: a rewrite is installed that has not been copied")
 	}
 	first := r.victims[0]
 	for i, n := range r.victims {
@@ -363,47 +401,80 @@ func (r *Rewrite) makeNodes(copies []newNode) []*Node {
 // moveExtents deals the extents of the old leaves out to the new ones. What was copied is on the disk; what came
 // since is open. What was left out and has nothing more to hide is gone, and so are invalidations.
 func (r *Rewrite) moveExtents(nodes []*Node) {
-	t, to, drop := r.t, 0, 0
+	d := dealer{t: r.t, nodes: nodes, dropped: r.dropped}
 	for _, n := range r.victims {
-		b := &n.body
-		for k := (cursor{}); k.c < len(b.chunks); k = b.next(k) {
-			x := b.at(k)
-			if x.flags&flagLate != 0 {
-				x.flags = x.flags&^flagLate | flagOpen
-			} else {
-				for drop < len(r.dropped) && !x.Pos().Less(Pos{r.dropped[drop].Inode, r.dropped[drop].End()}) {
-					drop++
-				}
-				left := drop < len(r.dropped) && !x.Pos().Less(r.dropped[drop].Pos())
-				if left && x.hold == 0 {
-					continue
-				}
-				x.flags &^= flagOpen
-				if !left {
-					x.hold = 0 // it had passed when the copy was made
-				}
+		for c := range n.body.chunks {
+			h := &n.body.chunks[c]
+			if h.plain() && d.whole(h) {
+				h.e = nil // it has a new owner
+				continue
 			}
-			for high := nodes[to].ref.High; ; high = nodes[to].ref.High {
-				if !x.Pos().Less(high) {
-					to++
-					continue
-				}
-				if high.Inode == x.Inode && high.Sector < x.End() {
-					front := x.clip(x.Start, high.Sector)
-					nodes[to].body.push(&t.mem, &front)
-					x = x.clip(high.Sector, x.End())
-					to++
-					continue
-				}
-				nodes[to].body.push(&t.mem, &x)
-				break
+			for i := range h.e {
+				d.one(h.at(i))
 			}
 		}
 	}
 	for _, n := range nodes {
 		if c := len(n.body.chunks); c > 0 {
-			n.body.grow(&t.mem, c-1, len(n.body.chunks[c-1].e))
+			n.body.grow(&r.t.mem, c-1, len(n.body.chunks[c-1].e))
 		}
+	}
+}
+
+// A dealer puts extents, which come in order, into new leaves.
+type dealer struct {
+	t       *Tree
+	nodes   []*Node  // of which the first may be full already
+	dropped []Extent // what the copy left out and lies ahead
+}
+
+// to moves on to the leaf and the left-out extent that matter at p.
+func (d *dealer) to(p Pos) {
+	for len(d.dropped) > 0 && !p.Less(Pos{d.dropped[0].Inode, d.dropped[0].End()}) {
+		d.dropped = d.dropped[1:]
+	}
+	for !p.Less(d.nodes[0].ref.High) {
+		d.nodes = d.nodes[1:]
+	}
+}
+
+// whole deals out a plain chunk at once, if all of it was copied and goes to one leaf.
+func (d *dealer) whole(h *chunk) bool {
+	last := h.at(len(h.e) - 1)
+	end := Pos{h.inode, last.End()}
+	d.to(Pos{h.inode, h.first})
+	if d.nodes[0].ref.High.Less(end) || len(d.dropped) > 0 && d.dropped[0].Pos().Less(end) {
+		return false
+	}
+	d.nodes[0].body.adopt(h)
+	return true
+}
+
+func (d *dealer) one(x Extent) {
+	d.to(x.Pos())
+	if x.flags&flagLate != 0 {
+		x.flags = x.flags&^flagLate | flagOpen
+	} else {
+		left := len(d.dropped) > 0 && !x.Pos().Less(d.dropped[0].Pos())
+		if left && x.hold == 0 {
+			return
+		}
+		x.flags &^= flagOpen
+		if !left {
+			x.hold = 0 // it had passed when the copy was made
+		}
+	}
+	for {
+		n := d.nodes[0]
+		end := n.ref.High
+		if end.Inode != x.Inode || x.End() <= end.Sector {
+			n.body.push(&d.t.mem, &x)
+			return
+		}
+		front := x.clip(x.Start, end.Sector) // it came since the copy, without regard to the pivot
+		n.body.push(&d.t.mem, &front)
+		x = x.clip(end.Sector, x.End())
+		d.nodes = d.nodes[1:]
 	}
 }
 

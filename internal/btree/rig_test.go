@@ -453,6 +453,13 @@ func (r *rig) make(m *remake) {
 func (r *rig) install(i int) (progress bool) {
 	r.Helper()
 	m := r.rewrites[i]
+	if !m.rw.Copy(1 + int(r.random()%60)) {
+		return true
+	}
+	if v := len(m.rw.victims); v > 1 && m.rw.Nodes() >= v {
+		r.giveUp(i)
+		return true
+	}
 	r.make(m)
 	in, o := m.rw.Install()
 	switch o {

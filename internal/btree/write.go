@@ -138,7 +138,7 @@ func (t *Tree) takeOpen(n *Node, b []byte) []byte {
 		b = appendExtent(b, x)
 		now := n.body.at(k)
 		now.flags &^= flagOpen
-		if now.hold != x.hold && n.rewrite != nil {
+		if now.hold != x.hold && n.rewrite != nil && x.Pos().Less(n.rewrite.at) {
 			now.flags |= flagLate // the copy has been taken without it
 		}
 		now.hold = x.hold
