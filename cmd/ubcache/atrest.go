@@ -82,9 +82,9 @@ func listRanges(w io.Writer, ranges [][2]int64) (total int64) {
 	return total
 }
 
-// openVolume opens the volume that the flags name: the one backing device, or the flash-only volume. Call
-// release in any case.
-func openVolume(ctx context.Context, o *opened, d *deviceFlags) (v *offline.Volume, release func(), err error) {
+// openVolume opens the volume that the flags name: the one backing device, or the flash-only volume. What is wrong
+// with the set beyond the harmless is printed to standard error. Call release in any case.
+func openVolume(ctx context.Context, env *environment, o *opened, d *deviceFlags) (v *offline.Volume, release func(), err error) {
 	release = func() {}
 	var set *offline.Set
 	if o.cache != nil {
@@ -92,6 +92,11 @@ func openVolume(ctx context.Context, o *opened, d *deviceFlags) (v *offline.Volu
 		release = func() { set.Close() }
 		if err != nil {
 			return nil, release, err
+		}
+		for _, f := range set.Report.Findings() {
+			if f.Severity > offline.Harmless {
+				fmt.Fprintf(env.stderr, "%s: %s\n", env.name, f.String())
+			}
 		}
 	}
 	if d.Flash != "" {

@@ -161,17 +161,20 @@ type subject struct {
 var subjects = []subject{
 	{
 		"wb-crash", func(d disks) []string { return []string{"--cache", d["cache"], "--volume", "data=" + d["backing0"]} },
-		map[string]string{"data": "backing0"}, "data",
+		map[string]string{"data": "backing0"},
+		"data",
 	},
 	{
 		"two-backing", func(d disks) []string {
 			return []string{"--cache", d["cache"], "--volume", "wt=" + d["backing1"], "--volume", "wb=" + d["backing0"], "--engine", "pread"}
 		},
-		map[string]string{"wb": "backing0", "wt": "backing1"}, "wt",
+		map[string]string{"wb": "backing0", "wt": "backing1"},
+		"wt",
 	},
 	{
 		"flash-only", func(d disks) []string { return []string{"--cache", d["cache"], "--flash", "flashA", "--flash", "1"} },
-		map[string]string{"flashA": "flashA", "1": "flashB"}, "flashA",
+		map[string]string{"flashA": "flashA", "1": "flashB"},
+		"flashA",
 	},
 }
 

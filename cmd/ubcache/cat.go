@@ -61,7 +61,7 @@ func cat(cmd *cobra.Command, env *environment, d *deviceFlags) error {
 		return err
 	}
 	defer open.Close()
-	v, release, err := openVolume(cmd.Context(), &open, d)
+	v, release, err := openVolume(cmd.Context(), env, &open, d)
 	defer release()
 	if err != nil {
 		return atRestError(err)

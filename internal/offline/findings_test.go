@@ -1058,7 +1058,7 @@ func TestSituations(t *testing.T) {
 			s, found := b.check()
 			sit.compare(t, b, s.Report.Findings())
 			again, err := Open(context.Background(), b.cache, Options{})
-			defer again.Close()
+			defer func() { again.Close() }()
 			if fatal := err != nil; fatal != (sit.fate == setFatal) {
 				t.Fatalf("open: %v", err)
 			}

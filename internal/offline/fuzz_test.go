@@ -186,7 +186,7 @@ func (t *target) run(tb testing.TB) {
 		}
 	}()
 	s, found, err := Check(context.Background(), t.b.cache, t.backs, CheckOptions{Data: true})
-	defer s.Close()
+	defer func() { s.Close() }()
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -104,7 +104,7 @@ func TestEntryMissing(t *testing.T) {
 		b.then(func() { clear(b.cache.at(gone.sector, 1)) })
 		b.seal()
 		s, err := Open(context.Background(), b.cache, Options{})
-		defer s.Close()
+		b.closes = append(b.closes, s.Close)
 		if missing < 2 || missing >= 6 {
 			if err != nil {
 				t.Errorf("entry %d, which is not needed or one of the newest: %v", gone.Seq, err)
