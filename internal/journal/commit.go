@@ -192,8 +192,9 @@ func (j *Journal) closeEntryLocked() {
 	if !ok {
 		panic("journal: an entry is closed that has no place")
 	}
-	var h Header
-	j.owner.JournalHeader(&h)
+	h := &j.header
+	*h = Header{}
+	j.owner.JournalHeader(h)
 	f := &j.flight
 	f.set = ondisk.JSet{
 		Magic: j.geo.JSetMagic(), Seq: j.seq, Version: 1, LastSeq: last,

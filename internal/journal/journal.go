@@ -96,6 +96,7 @@ type Journal struct {
 	// The closed entry under way, if any.
 	flying bool
 	flight flight
+	header Header // what the owner fills in, here so that it need not be allocated
 
 	durable    uint64   // greatest seq on disk
 	durablePos position // behind it
@@ -144,7 +145,7 @@ type Stats struct {
 	Seq, LastSeq, Durable uint64 // open entry; oldest that the newest entry needs; greatest on disk
 	Oldest                uint64 // oldest pinned
 	Reserved              int    // words
-	UsedBlocks, Blocks    int    // of the ring that is needed, and of all that may be
+	UsedBlocks, Blocks    int    // of the ring: needed, and all but what is left for a start (which starts may have taken)
 }
 
 // Open starts the journal of a set. r is what Read found, with the keys of a shared mapping if there was one; nil

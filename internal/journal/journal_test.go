@@ -332,9 +332,9 @@ func TestDelay(t *testing.T) {
 				t.Errorf("%v: not written: %+v", delay, s)
 			}
 		}
-		ops := w.check.ops
+		ops := w.check.ops.Load()
 		must(t, w.j.Sync(ctx))
-		if w.check.ops != ops {
+		if w.check.ops.Load() != ops {
 			t.Error("a flush wrote although nothing was to be written")
 		}
 		w.mu.Lock()

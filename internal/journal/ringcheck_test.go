@@ -2,6 +2,7 @@ package journal
 
 import (
 	"fmt"
+	"sync/atomic"
 
 	"github.com/ubcache/ubcache/internal/blockdev"
 	"github.com/ubcache/ubcache/internal/ondisk"
@@ -29,7 +30,7 @@ type ringCheck struct {
 
 	entries, lastResorts, laps int
 
-	ops   int
+	ops   atomic.Int64
 	cutAt int // the operation before which onCut is called; -1: never
 	onCut func()
 }
@@ -99,10 +100,9 @@ func (q *checkQueue) Submit(reqs []*blockdev.Request) {
 			}
 		}
 		if r.Op != blockdev.OpRead {
-			if c.ops == c.cutAt && c.onCut != nil {
+			if n := int(c.ops.Add(1)) - 1; n == c.cutAt && c.onCut != nil {
 				c.onCut()
 			}
-			c.ops++
 		}
 		if r.Op == blockdev.OpWrite && r.Purpose == blockdev.ForJournal {
 			c.submitted(r)
