@@ -158,6 +158,9 @@ func loopDevice(t testing.TB, file string, args ...string) string {
 		t.Skip("needs root for a loop device")
 	}
 	if _, err := exec.LookPath("losetup"); err != nil {
+		if os.Getenv("UBCACHE_REQUIRE_TOOLS") == "1" {
+			t.Fatal("losetup is not installed, and UBCACHE_REQUIRE_TOOLS=1")
+		}
 		t.Skip("needs losetup")
 	}
 	out, err := exec.Command("losetup", append(args, "--find", "--show", file)...).CombinedOutput()

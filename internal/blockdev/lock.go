@@ -23,6 +23,9 @@ import (
 // looks whether someone holds the other's byte. So a reader of ours and one of theirs do not disturb each other,
 // and every other pair does. The flock of a block device stays shared even for writing because udev wants to
 // share it now and then, while tools that repartition or format a disk want it for themselves.
+//
+// A loop device locks nothing. Whoever has one is looked for, and counts as a writer, or if it is read-only as a
+// reader.
 const (
 	qemuWrites = 101 // first byte of those who write
 	qemuShares = 200 // byte of those who let nobody read
@@ -42,7 +45,13 @@ func lock(fd int, path string, st *unix.Stat_t, o Options) error {
 		err := tryLock(fd, path, isBlock, o)
 		switch {
 		case err == nil:
-			return nil
+			loops := loopHolders(st, o.ReadOnly)
+			if len(loops) == 0 {
+				return nil
+			}
+			if try == lockTries { // one that is being detached goes by itself
+				return &BusyError{Device: path, Holders: loops}
+			}
 		case !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EBUSY):
 			return fmt.Errorf("lock %s: %w", path, err)
 		case try == lockTries || !isBlock && try > 1:

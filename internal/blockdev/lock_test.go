@@ -276,6 +276,77 @@ func TestBusyNamesTheMount(t *testing.T) {
 	expectBusy(t, dev, reading, "mounted at "+dir)
 }
 
+// The file behind a loop device is in use by it, under whatever name it is opened.
+func TestFileBehindLoopIsBusy(t *testing.T) {
+	dir := diskDir(t)
+	path, hard, link := makeFile(t, dir, 1<<20), filepath.Join(dir, "hard"), filepath.Join(dir, "link")
+	if err := os.Link(path, hard); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(path, link); err != nil {
+		t.Fatal(err)
+	}
+	names := []string{path, hard, link}
+	t.Run("writable", func(t *testing.T) {
+		dev := loopDevice(t, path)
+		for _, name := range names {
+			expectBusy(t, name, writing, name, dev)
+			expectBusy(t, name, reading, name, dev)
+			expectFree(t, name, looking)
+		}
+		expectFree(t, dev, writing)
+		expectFree(t, dev, reading)
+		expectFree(t, makeFile(t, t.TempDir(), 1<<20), writing)
+	})
+	t.Run("read-only", func(t *testing.T) {
+		dev := loopDevice(t, path, "--read-only")
+		for _, name := range names {
+			expectBusy(t, name, writing, name, dev)
+			expectFree(t, name, reading)
+			expectFree(t, name, looking)
+		}
+		expectFree(t, dev, reading)
+	})
+	t.Run("renamed", func(t *testing.T) {
+		dev := loopDevice(t, path)
+		if err := os.Rename(path, path+".new"); err != nil {
+			t.Fatal(err)
+		}
+		defer os.Rename(path+".new", path)
+		expectBusy(t, path+".new", writing, dev)
+	})
+	t.Run("on a device", func(t *testing.T) {
+		below := loopDevice(t, path)
+		dev := loopDevice(t, below)
+		expectBusy(t, below, writing, below, dev)
+		expectFree(t, dev, writing)
+	})
+	expectFree(t, path, writing)
+	expectFree(t, path, reading)
+}
+
+func TestBusyNamesTheMountOfTheLoop(t *testing.T) {
+	path := makeFile(t, diskDir(t), 16<<20)
+	dev := loopDevice(t, path)
+	if _, err := exec.LookPath("mkfs.ext4"); err != nil {
+		t.Skip("needs mkfs.ext4")
+	}
+	if out, err := exec.Command("mkfs.ext4", "-q", dev).CombinedOutput(); err != nil {
+		t.Fatalf("mkfs: %v: %s", err, out)
+	}
+	dir := t.TempDir()
+	if out, err := exec.Command("mount", dev, dir).CombinedOutput(); err != nil {
+		t.Skipf("needs to mount: %v: %s", err, out)
+	}
+	defer func() {
+		if out, err := exec.Command("umount", dir).CombinedOutput(); err != nil {
+			t.Errorf("umount: %v: %s", err, out)
+		}
+	}()
+	expectBusy(t, path, writing, dev+" (mounted at "+dir+")")
+	expectBusy(t, path, reading, dev+" (mounted at "+dir+")")
+}
+
 func TestOpenRefuses(t *testing.T) {
 	dir := t.TempDir()
 	if _, err := blockdev.Open(filepath.Join(dir, "missing"), writing); !errors.Is(err, os.ErrNotExist) {

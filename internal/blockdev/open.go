@@ -48,7 +48,8 @@ type Options struct {
 // Opened for writing, it is locked against everybody else, also within this process, as far as they look:
 // openers of a block device that use O_EXCL (mount, swap, dm, md, bcache), and programs that use flock or
 // fcntl locks, qemu's scheme among them. Opened for reading it is locked against those that write. Who comes
-// second gets a *BusyError, which matches ErrBusy.
+// second gets a *BusyError, which matches ErrBusy. So does who opens the file behind a loop device, except for
+// reading if that is read-only; a loop device that is set up later is not kept out.
 //
 // Where direct transfers (O_DIRECT) are refused, or would need units larger than the logical block, Open goes
 // on through the page cache, says so to the Logger, and Info.Direct is false.
