@@ -60,6 +60,7 @@ type conn struct {
 	contexts   []metaContext
 	queue      blockdev.Queue
 	started    time.Time
+	account    *account // of srv.budget
 
 	in         []byte // input buffer; what is in it between parses is less than one header
 	have       int    // bytes in it
@@ -111,7 +112,7 @@ type conn struct {
 func newConn(s *Server, nc net.Conn, h *handshake) *conn {
 	c := &conn{
 		srv: s, nc: nc, export: h.export, geo: h.geo,
-		structured: h.structured, contexts: h.contexts, started: time.Now(),
+		structured: h.structured, contexts: h.contexts, started: time.Now(), account: newAccount(),
 		in: make([]byte, minInput), wake: make(chan struct{}, 1), cancel: make(chan struct{}),
 	}
 	c.wire = newWire(nc, c.dry)
@@ -125,7 +126,7 @@ func (c *conn) run() error {
 	err := c.read()
 	c.submit()
 	if c.cur != nil && c.cur.buf != nil { // its payload never came
-		c.srv.budget.give(int64(len(c.cur.Buf)))
+		c.srv.budget.give(c.account, int64(len(c.cur.Buf)))
 		c.cur.buf.Release()
 	}
 	c.rxFrame.Store(0)
@@ -303,11 +304,11 @@ func (c *conn) reserve(bytes int64) error {
 		c.room--
 		c.roomByte -= bytes
 	}
-	if bytes > 0 && !c.srv.budget.tryTake(bytes) {
+	if bytes > 0 && !c.srv.budget.tryTake(c.account, bytes) {
 		c.submit()
 		c.room-- // submit looked at the limits anew
 		c.roomByte -= bytes
-		if !c.srv.budget.take(bytes, c.cancel) {
+		if !c.srv.budget.take(c.account, bytes, c.cancel) {
 			return net.ErrClosed
 		}
 	}

@@ -25,7 +25,8 @@
 //     cannot be understood (wrong magic) ends the connection.
 //   - A request, its buffer and its bytes of the budgets are held from the moment it was parsed until its reply is
 //     written or the connection is given up. A client that stops in the middle of a frame, or stops taking
-//     replies, is given up after [Options.StallTimeout]; an idle one may stay for ever.
+//     replies, is given up after [Options.StallTimeout]; an idle one may stay for ever. Until then it keeps no
+//     other connection's small requests waiting, and no more of the common budget than its share.
 //   - Lengths given by the peer are checked before anything is allocated for them.
 //   - Locks (conn.out.mu, Server.mu) are held for memory operations only, never over I/O or calls to an export.
 //

@@ -81,7 +81,7 @@ func (c *conn) nextBatch() bool {
 		r.Buf, r.Err, r.payload = nil, nil, nil
 	}
 	if bytes > 0 {
-		c.srv.budget.give(bytes)
+		c.srv.budget.give(c.account, bytes)
 	}
 	o := &c.out
 	o.mu.Lock()

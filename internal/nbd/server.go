@@ -24,6 +24,8 @@ type Options struct {
 	MaxInFlight      int
 	MaxInFlightBytes int64
 	// BufferBudget limits the data of all connections together, in bytes. Default 512 MiB, at least MaxRequest.
+	// It is shared fairly: a connection may hold about half of what is free. So that small requests never wait
+	// for other connections, each may hold 64 KiB even when nothing is free.
 	BufferBudget int64
 	// QueueDepth is the depth of the queue that each connection opens on its export. Default 128.
 	QueueDepth int
@@ -78,7 +80,7 @@ type Server struct {
 	opts   Options
 	log    *slog.Logger
 	pool   *blockdev.Pool
-	budget budget
+	budget *budget
 
 	mu        sync.Mutex
 	exports   []*export
@@ -104,10 +106,9 @@ type export struct {
 func NewServer(o Options) *Server {
 	o = o.withDefaults()
 	s := &Server{
-		opts: o, log: o.Log, pool: o.Pool, done: make(chan struct{}),
+		opts: o, log: o.Log, pool: o.Pool, budget: newBudget(o.BufferBudget), done: make(chan struct{}),
 		listeners: map[net.Listener]struct{}{}, greeting: map[net.Conn]struct{}{}, conns: map[*conn]struct{}{},
 	}
-	s.budget.free.Store(o.BufferBudget)
 	return s
 }
 
