@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -15,21 +16,70 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Listen opens a listener for Serve. addr is unix:PATH (unix:@NAME for an abstract socket) or tcp:HOST:PORT.
+// CheckAddress says whether Listen could understand addr: unix:PATH, unix:@NAME for an abstract socket, or
+// tcp:HOST:PORT with a port from 1 to 65535. HOST must be given, if only as a wildcard like 0.0.0.0 or [::]: there
+// is no access control but the address. The error says what is wanted.
+func CheckAddress(addr string) error {
+	_, _, err := parseAddress(addr, 1)
+	return err
+}
+
+// sunPathSize is the size of a Unix socket's address. A path needs a final zero byte in it; a name has a zero byte
+// where it is written with an @.
+const sunPathSize = len(unix.RawSockaddrUnix{}.Path)
+
+// parseAddress splits an address into the network and what net calls an address there.
+func parseAddress(addr string, minPort uint64) (network, rest string, err error) {
+	network, rest, _ = strings.Cut(addr, ":")
+	fail := func(format string, args ...any) (string, string, error) {
+		return "", "", fmt.Errorf("nbd: address %q: "+format, append([]any{addr}, args...)...)
+	}
+	switch network {
+	case "unix":
+		limit := sunPathSize - 1
+		if strings.HasPrefix(rest, "@") {
+			limit = sunPathSize
+		}
+		switch {
+		case rest == "" || rest == "@":
+			return fail("want unix:PATH: the path is missing")
+		case strings.Contains(rest, "\x00"):
+			return fail("want unix:PATH: a zero byte cannot be part of a path")
+		case len(rest) > limit:
+			return fail("want unix:PATH with at most %d bytes in the path, not %d", limit, len(rest))
+		}
+		return network, rest, nil
+	case "tcp":
+		host, port, err := net.SplitHostPort(rest)
+		if err != nil {
+			return fail("want tcp:HOST:PORT, an IPv6 address in brackets")
+		}
+		if host == "" {
+			return fail("want tcp:HOST:PORT: the host is missing; 127.0.0.1 is this one only, 0.0.0.0 or [::] any")
+		}
+		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n < minPort {
+			return fail("want tcp:HOST:PORT with a port from 1 to 65535, not %q", port)
+		}
+		return network, rest, nil
+	}
+	return fail("want unix:PATH or tcp:HOST:PORT")
+}
+
+// Listen opens a listener for Serve. addr is what CheckAddress takes; a port of 0 lets the system choose one.
 //
 // A Unix socket gets mode 0600. A socket that a dead process has left is replaced; one that a live process
 // listens on, and anything that is no socket, is left alone and makes Listen fail. On Close the socket is removed,
 // unless someone else's has taken its place.
 func Listen(ctx context.Context, addr string) (net.Listener, error) {
-	network, rest, ok := strings.Cut(addr, ":")
-	switch {
-	case ok && network == "unix" && rest != "":
-		return listenUnix(ctx, rest, 0o600)
-	case ok && network == "tcp":
-		lc := net.ListenConfig{KeepAliveConfig: keepAlive}
-		return lc.Listen(ctx, "tcp", rest)
+	network, rest, err := parseAddress(addr, 0)
+	if err != nil {
+		return nil, err
 	}
-	return nil, fmt.Errorf("nbd: address %q: want unix:PATH or tcp:HOST:PORT", addr)
+	if network == "unix" {
+		return listenUnix(ctx, rest, 0o600)
+	}
+	lc := net.ListenConfig{KeepAliveConfig: keepAlive}
+	return lc.Listen(ctx, network, rest)
 }
 
 // ListenAndServe listens on addr and serves it in the background until Shutdown. It returns the address, whose port
