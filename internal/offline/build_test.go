@@ -1,6 +1,7 @@
 package offline
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -548,12 +549,8 @@ func (d *disk) stamp(sector, n uint64, what byte) {
 // sourceOf reads what a sector says of itself.
 func sourceOf(b []byte) source {
 	lo, hi := binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:])
-	for i := 16; i < 512; i += 16 {
-		if binary.LittleEndian.Uint64(b[i:]) != lo || binary.LittleEndian.Uint64(b[i+8:]) != hi {
-			return source{what: fromMix}
-		}
-	}
 	switch {
+	case !bytes.Equal(b[16:512], b[:496]):
 	case lo == 0 && hi == 0:
 		return source{what: fromZero}
 	case lo&^0xff == stampMagic:

@@ -207,9 +207,3 @@ func search(list []Extent, pos Pos) int {
 	})
 	return i
 }
-
-// touches reports whether any extent of list lies in part within r.
-func touches(list []Extent, r Range) bool {
-	i := search(list, r.From)
-	return i < len(list) && list[i].pos().Compare(r.To) < 0
-}

@@ -259,7 +259,7 @@ var situations = []situation{
 			b.journal(dirtyKey(16, 8, dataAt(0, 0)))
 			b.journal(dirtyKey(32, 8, dataAt(0, 8))).LastSeq = 9
 		},
-		found: []want{{JournalDamaged, AtRisk, inNewest, "last_seq is 9, larger than seq 2"}}, reads: spansOf(dirtyKey(16, 8, dataAt(0, 0))),
+		found: []want{{JournalDamaged, AtRisk, inNewest, "last_seq is 9, larger than seq 2"}, {JournalGap, Fatal, inNewest, "entry 2 cannot be replayed"}}, fate: setFatal,
 	},
 	{
 		name: "an entry is right but for its magic",
@@ -270,6 +270,25 @@ var situations = []situation{
 			b.then(func() { flip(b.cache.at(b.entries[0].sector, 1)[8:]) })
 		},
 		found: []want{{JournalDamaged, AtRisk, inEntry(0), "right but for its magic"}}, reads: spansOf(dirtyKey(32, 8, dataAt(0, 8))),
+	},
+	{
+		name: "the newest entry is right but for its magic, and counts",
+		build: func(b *build) {
+			b.journal(dirtyKey(16, 8, dataAt(0, 0)))
+			b.journal(dirtyKey(32, 8, dataAt(0, 8)))
+			b.then(func() { flip(b.cache.at(b.entries[1].sector, 1)[8:]) })
+		},
+		found: []want{{JournalDamaged, AtRisk, inNewest, "right but for its magic"}}, reads: spansOf(dirtyKey(16, 8, dataAt(0, 0)), dirtyKey(32, 8, dataAt(0, 8))),
+	},
+	{
+		name: "an entry went bad, and whole ones stand behind it in its bucket",
+		build: func(b *build) {
+			b.journal(dirtyKey(16, 8, dataAt(0, 0)))
+			b.journal(dirtyKey(16, 8, dataAt(0, 8)))
+			b.journal(dirtyKey(32, 8, dataAt(0, 16)))
+			b.then(func() { flip(b.cache.at(b.entries[1].sector, 1)[250:]) })
+		},
+		found: []want{{JournalTorn, Harmless, inEntry(1), "seq 2"}, {JournalGap, Fatal, inEntry(2), "journal entries 2-2 missing, needed are 1-3"}}, fate: setFatal,
 	},
 	{
 		name: "a needed entry has words that are no key",
@@ -452,14 +471,24 @@ var situations = []situation{
 		reads: []span{unknown(0, 500), cached(500, 510, dataAt(3, 0))},
 	},
 	{
-		name: "an append to a leaf was torn, and the journal has a key of its range",
+		name: "an append to a leaf was torn, and the journal has its keys",
 		build: func(b *build) {
 			l, _ := b.twoLeaves(keySet(dirtyKey(16, 8, dataAt(0, 0))), keySet())
-			b.journal(dirtyKey(18, 2, dataAt(1, 0)))
-			b.then(func() { b.tornAppend(l, manyKeys(25, 18, 2)...) })
+			b.journal(manyKeys(25, 28, 2)...)
+			b.then(func() { b.tornAppend(l, manyKeys(25, 28, 2)...) })
 		},
 		found: []want{{NodeTorn, Degraded, inNode(0, 1), "bad checksum"}},
-		reads: []span{cached(16, 24, dataAt(0, 0)), cached(18, 20, dataAt(1, 0))},
+		reads: append(spansOf(manyKeys(25, 28, 2)...), cached(16, 24, dataAt(0, 0))),
+	},
+	{
+		name: "the last set of a leaf went bad, and the journal has some keys of its range, newer ones",
+		build: func(b *build) {
+			l, _ := b.twoLeaves(keySet(dirtyKey(16, 8, dataAt(0, 0))), keySet())
+			b.journal(dirtyKey(28, 2, dataAt(1, 0)))
+			b.then(func() { b.rottenAppend(l, manyKeys(25, 28, 2)...) })
+		},
+		found: []want{{NodeDamaged, AtRisk, inNode(0, 1), "bad checksum"}},
+		reads: []span{unknown(0, 1000), cached(28, 30, dataAt(1, 0))},
 	},
 	{
 		name: "an append to a leaf was torn, and the journal has keys beside its range alone",
@@ -472,14 +501,14 @@ var situations = []situation{
 		reads: []span{unknown(0, 1000), cached(1000, 1002, dataAt(1, 8)), cached(1004, 1008, dataAt(1, 0))},
 	},
 	{
-		name: "an append to the only leaf was torn, and the journal has a key",
+		name: "an append to the only leaf was torn, and the journal has its keys",
 		build: func(b *build) {
 			l := b.onlyLeaf(keySet(dirtyKey(16, 8, dataAt(0, 0))))
-			b.journal(dirtyKey(18, 2, dataAt(1, 0)))
-			b.then(func() { b.tornAppend(l, manyKeys(25, 18, 2)...) })
+			b.journal(manyKeys(25, 28, 2)...)
+			b.then(func() { b.tornAppend(l, manyKeys(25, 28, 2)...) })
 		},
 		found: []want{{NodeTorn, Degraded, inNode(0, 1), ""}},
-		reads: []span{cached(16, 24, dataAt(0, 0)), cached(18, 20, dataAt(1, 0))},
+		reads: append(spansOf(manyKeys(25, 28, 2)...), cached(16, 24, dataAt(0, 0))),
 	},
 	{
 		name: "an append to the only leaf was torn, and the journal is empty",
@@ -514,7 +543,7 @@ var situations = []situation{
 		reads: []span{unknown(0, 1000), cached(18, 20, dataAt(1, 0))},
 	},
 	{
-		name: "an append to an interior node was torn, and the journal has a key of its range",
+		name: "an append to the root, an interior node, was torn",
 		build: func(b *build) {
 			old := b.leaf(Pos{0, 1000}, keySet(dirtyKey(16, 8, dataAt(0, 0))))
 			rest := b.leaf(top, keySet(dirtyKey(1000, 8, dataAt(1, 0))))
@@ -524,25 +553,19 @@ var situations = []situation{
 			b.journal(dirtyKey(40, 2, dataAt(2, 0)))
 			b.then(func() { b.tornAppend(root, split...) })
 		},
-		found: []want{{NodeTorn, Degraded, inNode(2, 1), "level 1"}},
-		reads: []span{cached(16, 24, dataAt(0, 0)), cached(40, 42, dataAt(2, 0)), cached(1000, 1008, dataAt(1, 0))},
+		found: []want{{RootDamaged, Fatal, inNode(2, 1), "level 1"}}, fate: setFatal,
 	},
 	{
-		name: "an append to an interior node was torn, and the child that becomes live again is damaged",
+		name: "an append to an interior node was torn, and the journal has a key of its range",
 		build: func(b *build) {
-			old := b.leaf(Pos{0, 1000}, keySet(dirtyKey(16, 8, dataAt(0, 0))))
-			rest := b.leaf(top, keySet(dirtyKey(1000, 8, dataAt(1, 0))))
-			root := b.interior(keySet(old, rest))
-			b.root(root, 1)
-			split := []ondisk.Key{b.leaf(Pos{0, 20}), b.leaf(Pos{0, 1000}), freeingKey(old)}
+			low := b.node(Pos{0, 500}, []bset{keySet(b.leaf(Pos{0, 500}, keySet(dirtyKey(16, 8, dataAt(0, 0)))))})
+			high := b.interior(keySet(b.leaf(top, keySet(dirtyKey(500, 8, dataAt(1, 0))))))
+			b.root(b.interior(keySet(low, high)), 2)
 			b.journal(dirtyKey(40, 2, dataAt(2, 0)))
-			b.then(func() {
-				b.tornAppend(root, split...)
-				flip(b.cache.at(old.P[0].Sector(), 1)[40:])
-			})
+			b.then(func() { b.tornAppend(low, b.nodes[0], freeingKey(b.nodes[0])) })
 		},
-		found: []want{{NodeTorn, Degraded, inNode(2, 1), "level 1"}, {NodeDamaged, AtRisk, inNode(0, 0), "bad checksum"}},
-		reads: []span{unknown(0, 1000), cached(40, 42, dataAt(2, 0)), cached(1000, 1008, dataAt(1, 0))},
+		found: []want{{NodeDamaged, AtRisk, inNode(1, 1), "level 1"}},
+		reads: []span{unknown(0, 500), cached(40, 42, dataAt(2, 0)), cached(500, 508, dataAt(1, 0))},
 	},
 	{
 		name: "an append to an interior node below the root was torn without cover",
@@ -1036,14 +1059,29 @@ func (b *build) appendTo(ref ondisk.Key, keys ...ondisk.Key) (block int) {
 	return int(n.Used)
 }
 
-// tornAppend does the same and is cut off: of what reached the device the last byte is wrong.
+// tornAppend does the same and is cut off: only its first sector is written. Where there is no more, its last byte is wrong.
 func (b *build) tornAppend(ref ondisk.Key, keys ...ondisk.Key) {
 	words := 0
 	for i := range keys {
 		words += keys[i].Words()
 	}
-	block := b.appendTo(ref, keys...)
-	flip(b.cache.at(ref.P[0].Sector(), int(ref.Size()))[block*b.geo.BlockBytes()+31+8*words:])
+	at := b.appendTo(ref, keys...) * b.geo.BlockBytes()
+	node := b.cache.at(ref.P[0].Sector(), int(ref.Size()))
+	if size := ondisk.BSetHeaderBytes + 8*words; size > ondisk.SectorSize {
+		clear(node[at+ondisk.SectorSize : at+size])
+	} else {
+		flip(node[at+size-1:])
+	}
+}
+
+// rottenAppend appends keys to a node, and turns over a bit of the last.
+func (b *build) rottenAppend(ref ondisk.Key, keys ...ondisk.Key) {
+	words := 0
+	for i := range keys {
+		words += keys[i].Words()
+	}
+	at := b.appendTo(ref, keys...) * b.geo.BlockBytes()
+	flip(b.cache.at(ref.P[0].Sector(), int(ref.Size()))[at+ondisk.BSetHeaderBytes+8*words-1:])
 }
 
 // TestSituations builds each set and checks it: all is found that there is, with the right severity and in the

@@ -19,7 +19,11 @@ type Entry struct {
 	Sector       uint64 // on the cache device
 	Bytes        int    // header and keys
 	Keys         uint32 // words
+
+	mangled bool // the magic number on disk is wrong, and the checksum says that all else is right
 }
+
+func (e *Entry) sectors() int64 { return int64(e.Bytes+ondisk.SectorSize-1) / ondisk.SectorSize }
 
 // A Journal is what the ring of a set holds.
 type Journal struct {
@@ -28,66 +32,41 @@ type Journal struct {
 	Needed  []Entry     // to be replayed, oldest first
 
 	overlay     []Extent     // what the needed entries say, in the order of their keys
+	replayed    []Extent     // the same, not yet laid over each other
 	journalPtrs []ondisk.Ptr // all of their pointers, those of keys that newer ones hide too
 }
 
-// journalStart is how much of a journal bucket is read at first, in bytes.
-const journalStart = 256 << 10
-
-// A stop is the end of the entries in one journal bucket.
-type stop struct {
-	at      int // bytes into the bucket
-	why     error
-	last    uint64 // seq of the entry before, 0 where there is none
-	mangled uint64 // seq of an entry that is right but for its magic number, else 0
-	bytes   int    // length of what stands there in place of an entry
+// A journalBucket is what one bucket of the ring was found to hold.
+type journalBucket struct {
+	entries []Entry
+	newest  ondisk.JSet
+	flaws   []journalFlaw
+	unread  []int64 // byte offsets of pieces that could not be read
+	readErr error   // of the first of them
 }
+
+// A journalFlaw is something in a journal bucket that is no entry and looks as if it had been one.
+type journalFlaw struct {
+	code  Code
+	entry Entry // as far as it can be told
+	text  string
+}
+
+// unreadPiece is the unit in which a journal bucket is read around what cannot be read, in bytes.
+const unreadPiece = 4096
 
 // readJournal reads the whole ring, decides what is needed, and reads that.
 func (s *Set) readJournal(ctx context.Context) error {
 	g := &s.Geo
 	n := int(s.Super.NJournal)
-	type result struct {
-		entries []Entry
-		newest  ondisk.JSet
-		stop    stop
-		err     error
-	}
-	results := make([]result, n)
+	buckets := make([]journalBucket, n)
 	var wg sync.WaitGroup
 	next := make(chan int)
 	for range min(4, max(n, 1)) {
 		wg.Go(func() {
-			var buf []byte
+			buf := make([]byte, g.BucketBytes())
 			for i := range next {
-				r := &results[i]
-				start := g.BucketStart(s.Super.D[i])
-				// A large bucket is rarely full: read its beginning, and more where the entries go on.
-				for size := min(journalStart, g.BucketBytes()); ; size = min(4*size, g.BucketBytes()) {
-					if int64(cap(buf)) < size {
-						buf = make([]byte, size)
-					}
-					buf = buf[:size]
-					if r.err = s.io.ReadAt(buf, int64(start)*ondisk.SectorSize); r.err != nil {
-						break
-					}
-					*r = result{}
-					r.stop.at, r.stop.why = ondisk.ScanJournalBucket(buf, g, func(at int, j ondisk.JSet) {
-						r.entries = append(r.entries, Entry{Seq: j.Seq, LastSeq: j.LastSeq, Index: i, Sector: start + uint64(at)/ondisk.SectorSize, Bytes: j.Bytes(), Keys: j.Keys})
-						r.stop.last = j.Seq
-						if j.Seq >= r.newest.Seq {
-							r.newest = j
-							r.newest.Data = nil
-						}
-					})
-					if size == g.BucketBytes() || r.stop.at+ondisk.MaxJSetBytes <= len(buf) {
-						break // what stands at the stop was seen whole
-					}
-				}
-				if r.err != nil {
-					continue
-				}
-				r.stop.look(buf, g)
+				s.readJournalBucket(i, &buckets[i], buf)
 			}
 		})
 	}
@@ -102,21 +81,16 @@ func (s *Set) readJournal(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	for i := range results {
-		r := &results[i]
-		start := g.BucketStart(s.Super.D[i])
-		if r.err != nil {
-			s.find(JournalUnreadable, start, int64(g.BucketSectors), "journal bucket %d: %v", i, r.err)
-			continue
+	for i := range buckets {
+		b := &buckets[i]
+		s.Role[s.Super.D[i]] = RoleJournal
+		s.Entries = append(s.Entries, b.entries...)
+		if len(b.entries) > 0 && b.newest.Seq >= s.Newest.Seq {
+			s.Newest = b.newest
 		}
-		s.Entries = append(s.Entries, r.entries...)
-		if len(r.entries) > 0 && r.newest.Seq >= s.Newest.Seq {
-			s.Newest = r.newest
-		}
-		s.reportStop(i, start, &r.stop)
-		s.Role[s.journalBucket(i)] = RoleJournal
 	}
 	slices.SortStableFunc(s.Entries, func(a, b Entry) int { return cmp.Compare(a.Seq, b.Seq) })
+	s.reportJournal(buckets)
 	if len(s.Entries) == 0 {
 		s.find(JournalEmpty, g.BucketStart(g.FirstBucket), int64(n)*int64(g.BucketSectors), "no journal entry in %d buckets (kernel: %q)", n, "no journal entries found")
 		return nil
@@ -125,38 +99,104 @@ func (s *Set) readJournal(ctx context.Context) error {
 	return s.readNeeded(ctx)
 }
 
-// look tells apart what may stand where the next entry would be.
-func (st *stop) look(b []byte, g *ondisk.Geometry) {
-	if st.why == nil || len(b)-st.at < ondisk.JSetHeaderBytes {
-		return
+// readJournalBucket reads one bucket of the ring into buf and finds its entries. A kernel stops at the first block
+// that does not begin one; here the rest is looked through too. What an earlier lap left there is never needed (its
+// numbers are smaller), but an entry behind one that went bad is.
+func (s *Set) readJournalBucket(i int, b *journalBucket, buf []byte) {
+	g := &s.Geo
+	start := g.BucketStart(s.Super.D[i])
+	if b.readErr = s.io.ReadAt(buf, int64(start)*ondisk.SectorSize); b.readErr != nil {
+		b.unread = s.readPieces(buf, int64(start)*ondisk.SectorSize)
 	}
-	le := binary.LittleEndian
-	rest := b[st.at:]
-	st.bytes = ondisk.JSetHeaderBytes
-	if end := ondisk.JSetHeaderBytes + 8*uint64(le.Uint32(rest[28:])); end <= uint64(len(rest)) && end <= ondisk.MaxJSetBytes {
-		st.bytes = int(end)
-		if errors.Is(st.why, ondisk.ErrNoJSet) {
-			// Right but for its magic? The checksum is over the magic as it should be.
-			var head [8]byte
-			le.PutUint64(head[:], g.JSetMagic())
-			if crc := ondisk.CRC(ondisk.CRC(^uint64(0), head[:]), rest[16:end]); ^crc == le.Uint64(rest) {
-				st.mangled = le.Uint64(rest[16:])
+	block := g.BlockBytes()
+	stopped := false // at something that is no entry, at least once
+	for at := 0; len(buf)-at >= ondisk.JSetHeaderBytes; {
+		rest := buf[at:]
+		j, err := ondisk.DecodeJSet(rest, g)
+		e := Entry{Seq: j.Seq, LastSeq: j.LastSeq, Index: i, Sector: start + uint64(at)/ondisk.SectorSize, Bytes: j.Bytes(), Keys: j.Keys}
+		if errors.Is(err, ondisk.ErrNoJSet) && mendMagic(rest, g) {
+			if j, err = ondisk.DecodeJSet(rest, g); err == nil {
+				e = Entry{Seq: j.Seq, LastSeq: j.LastSeq, Index: i, Sector: e.Sector, Bytes: j.Bytes(), Keys: j.Keys, mangled: true}
+				b.flaws = append(b.flaws, journalFlaw{JournalDamaged, e, fmt.Sprintf("entry %d is right but for its magic number: a kernel does not see it", j.Seq)})
 			}
 		}
+		if err == nil {
+			b.entries = append(b.entries, e)
+			if j.Seq >= b.newest.Seq {
+				b.newest = j
+				b.newest.Data = nil
+			}
+			at += (e.Bytes + block - 1) / block * block
+			continue
+		}
+		if end := uint64(len(rest)); e.Bytes > ondisk.MaxJSetBytes || uint64(e.Bytes) > end {
+			e.Bytes = ondisk.JSetHeaderBytes
+		}
+		switch {
+		case errors.Is(err, ondisk.ErrNoJSet):
+		case !errors.Is(err, ondisk.ErrBadJSet):
+			b.flaws = append(b.flaws, journalFlaw{JournalDamaged, e, err.Error()})
+		case !stopped || e.Seq > b.newest.Seq:
+			b.flaws = append(b.flaws, journalFlaw{JournalTorn, e, err.Error()})
+		}
+		stopped = true
+		at += block
 	}
 }
 
-// reportStop says why the entries of a journal bucket end where they do, unless it is the plain end.
-func (s *Set) reportStop(i int, start uint64, st *stop) {
-	at, length := start+uint64(st.at)/ondisk.SectorSize, int64(st.bytes+ondisk.SectorSize-1)/ondisk.SectorSize
-	switch {
-	case st.mangled != 0:
-		s.find(JournalDamaged, at, length, "journal bucket %d: entry %d is right but for its magic number", i, st.mangled)
-	case st.why == nil, errors.Is(st.why, ondisk.ErrNoJSet):
-	case errors.Is(st.why, ondisk.ErrBadJSet):
-		s.find(JournalTorn, at, length, "journal bucket %d: %v", i, st.why)
-	default:
-		s.find(JournalDamaged, at, length, "journal bucket %d: %v", i, st.why)
+// mendMagic sets the magic number of what stands at the start of b right, if that makes it a whole entry.
+func mendMagic(b []byte, g *ondisk.Geometry) bool {
+	le := binary.LittleEndian
+	end := ondisk.JSetHeaderBytes + 8*uint64(le.Uint32(b[28:]))
+	if seq := le.Uint64(b[16:]); seq == 0 || le.Uint64(b[32:]) > seq || le.Uint32(b[24:]) > 1 || end > ondisk.MaxJSetBytes || end > uint64(len(b)) {
+		return false // not even the fields are those of an entry
+	}
+	var head [8]byte
+	le.PutUint64(head[:], g.JSetMagic())
+	if ^ondisk.CRC(ondisk.CRC(^uint64(0), head[:]), b[16:end]) != le.Uint64(b) {
+		return false
+	}
+	copy(b[8:], head[:])
+	return true
+}
+
+// readPieces reads buf piece by piece, after it could not be read as a whole, zeroes what cannot be read, and
+// returns the offsets of those pieces.
+func (s *Set) readPieces(buf []byte, off int64) (unread []int64) {
+	for at := 0; at < len(buf); at += unreadPiece {
+		piece := buf[at:min(at+unreadPiece, len(buf))]
+		if s.io.ReadAt(piece, off+int64(at)) != nil {
+			clear(piece)
+			unread = append(unread, int64(at))
+		}
+	}
+	return unread
+}
+
+// reportJournal reports what is wrong in the buckets of the ring, once the newest entry is known: what was needed,
+// or could be newer than it, ends everything.
+func (s *Set) reportJournal(buckets []journalBucket) {
+	newestIn := -1
+	if len(s.Entries) > 0 {
+		newestIn = s.Entries[len(s.Entries)-1].Index
+	}
+	for i := range buckets {
+		b := &buckets[i]
+		start := s.Geo.BucketStart(s.Super.D[i])
+		for _, f := range b.flaws {
+			s.find(f.code, f.entry.Sector, f.entry.sectors(), "journal bucket %d: %s", i, f.text)
+			if f.code == JournalDamaged && !f.entry.mangled && f.entry.Seq >= s.Newest.LastSeq {
+				s.find(JournalGap, f.entry.Sector, f.entry.sectors(), "entry %d cannot be replayed", f.entry.Seq)
+			}
+		}
+		for _, at := range b.unread {
+			s.find(JournalUnreadable, start+uint64(at)/ondisk.SectorSize, unreadPiece/ondisk.SectorSize, "journal bucket %d: %v", i, b.readErr)
+			// The entry after the newest is behind it in its bucket, or at the beginning of the next.
+			place := start + uint64(at)/ondisk.SectorSize
+			if newestIn >= 0 && (i == newestIn && place >= s.Entries[len(s.Entries)-1].Sector || i == (newestIn+1)%len(buckets)) {
+				s.find(JournalGap, place, unreadPiece/ondisk.SectorSize, "entries after %d may lie here, where nothing can be read", s.Newest.Seq)
+			}
+		}
 	}
 }
 
@@ -166,7 +206,7 @@ func (s *Set) chooseNeeded() {
 	i, _ := slices.BinarySearchFunc(s.Entries, from, func(e Entry, seq uint64) int { return cmp.Compare(e.Seq, seq) })
 	for _, e := range s.Entries[i:] {
 		if n := len(s.Needed); n > 0 && s.Needed[n-1].Seq == e.Seq {
-			s.find(JournalOrder, e.Sector, int64(e.Bytes+511)/512, "entry %d is there twice, also at sector %d", e.Seq, s.Needed[n-1].Sector)
+			s.find(JournalOrder, e.Sector, e.sectors(), "entry %d is there twice, also at sector %d", e.Seq, s.Needed[n-1].Sector)
 			continue
 		}
 		s.Needed = append(s.Needed, e)
@@ -179,7 +219,7 @@ func (s *Set) chooseNeeded() {
 			if n == 0 && s.Super.Discard() {
 				code = JournalDiscarded
 			}
-			s.find(code, e.Sector, int64(e.Bytes+511)/512, "journal entries %d-%d missing, needed are %d-%d; this is the one after", expect, e.Seq-1, from, to)
+			s.find(code, e.Sector, e.sectors(), "journal entries %d-%d missing, needed are %d-%d; this is the one after", expect, e.Seq-1, from, to)
 		}
 		expect = e.Seq + 1
 		if n == 0 || gap {
@@ -188,9 +228,9 @@ func (s *Set) chooseNeeded() {
 		p := s.Needed[n-1]
 		switch step := (e.Index - p.Index + int(s.Super.NJournal)) % int(s.Super.NJournal); {
 		case step == 0 && e.Sector < p.Sector:
-			s.find(JournalOrder, e.Sector, int64(e.Bytes+511)/512, "entry %d lies before entry %d in journal bucket %d", e.Seq, p.Seq, e.Index)
+			s.find(JournalOrder, e.Sector, e.sectors(), "entry %d lies before entry %d in journal bucket %d", e.Seq, p.Seq, e.Index)
 		case step > 1:
-			s.find(JournalOrder, e.Sector, int64(e.Bytes+511)/512, "entry %d is in journal bucket %d, entry %d before it in %d: buckets are used in turn", e.Seq, e.Index, p.Seq, p.Index)
+			s.find(JournalOrder, e.Sector, e.sectors(), "entry %d is in journal bucket %d, entry %d before it in %d: buckets are used in turn", e.Seq, e.Index, p.Seq, p.Index)
 		}
 	}
 }
@@ -207,11 +247,14 @@ func (s *Set) readNeeded(ctx context.Context) error {
 		if err := s.io.ReadAt(b, int64(e.Sector)*ondisk.SectorSize); err != nil {
 			return fmt.Errorf("journal entry %d, which could be read a moment ago: %w", e.Seq, err)
 		}
+		if e.mangled {
+			mendMagic(b, g)
+		}
 		j, err := ondisk.DecodeJSet(b, g)
 		if err != nil {
 			return fmt.Errorf("journal entry %d, which was right a moment ago: %w", e.Seq, err)
 		}
-		sectors := int64(e.Bytes+511) / 512
+		sectors := e.sectors()
 		err = j.EachKey(func(k *ondisk.Key) bool {
 			s.Stats.ReplayedKeys++
 			fault := g.LeafFault(k)
@@ -238,14 +281,14 @@ func (s *Set) readNeeded(ctx context.Context) error {
 	return nil
 }
 
-// journalBucket returns the bucket number of the ring's ith bucket.
-func (s *Set) journalBucket(i int) uint64 { return s.Super.D[i] }
-
 // EntryKeys reads the keys of an entry again.
 func (s *Set) EntryKeys(e Entry) ([]ondisk.Key, error) {
 	b := make([]byte, e.Bytes)
 	if err := s.io.ReadAt(b, int64(e.Sector)*ondisk.SectorSize); err != nil {
 		return nil, err
+	}
+	if e.mangled {
+		mendMagic(b, &s.Geo)
 	}
 	j, err := ondisk.DecodeJSet(b, &s.Geo)
 	if err != nil {

@@ -31,6 +31,8 @@ type nodeResult struct {
 	stray    []Extent     // what of its keys lies outside of the node's range
 	disorder bool         // in the set at hand
 	keys     []ondisk.Key // of an interior node, all of them, oldest first
+	bad      []Extent     // keys of a bad last set
+	torn     bool         // which can be an append cut off
 	problem  []problem    // in the order of keys
 	counts   nodeCounts
 }
@@ -66,7 +68,7 @@ func (s *Set) readTree(ctx context.Context) error {
 	s.raise(&s.Newest.UUIDBucket)
 	s.raise(root)
 	s.setMeta(s.Geo.Bucket(root.P[0].Sector()), RoleBtree, "the root of the tree is in it")
-	s.overlay = newestWins(nil, s.overlay)
+	s.replayed, s.overlay = s.overlay, newestWins(nil, s.overlay)
 	level := []NodeRef{{Level: int(s.Newest.Level), Key: *root, Range: Range{To: keyPos(root)}}}
 	s.Stats.Depth = int(s.Newest.Level) + 1
 	var done, known int64 = 0, 1
@@ -192,6 +194,7 @@ func (s *Set) readNode(r *nodeResult, buf []byte) {
 	if r.ref.Level > 0 {
 		return
 	}
+	r.readBadSet(g)
 	r.extents = joinAdjacent(g, newestWins(nil, r.extents))
 	words := 0
 	for i := range r.extents {
@@ -307,7 +310,7 @@ func (s *Set) accept(r *nodeResult) bool {
 	}
 	if n := r.node; n.Err != nil {
 		bad := at + uint64(n.BadBlock)*uint64(s.Geo.BlockSectors)
-		if n.Torn && touches(s.overlay, r.ref.Range) {
+		if r.torn && n.Torn && s.explained(r.bad) {
 			s.find(NodeTorn, bad, length-int64(bad-at), "%s: block %d: %v", name, n.BadBlock, n.Err)
 		} else {
 			code := NodeDamaged

@@ -97,6 +97,9 @@ type Node struct {
 	Err      error
 	BadBlock uint32
 	Torn     bool
+
+	// Bad is the set at BadBlock where nothing but its checksum is wrong; its keys may be anything.
+	Bad *BSet
 }
 
 // DecodeNode reads a node from b, the whole of its KEY_SIZE sectors. ref is the key that refers to it. The
@@ -125,6 +128,9 @@ func DecodeNode(b []byte, g *Geometry, ref *Key) *Node {
 			n.Err, n.BadBlock = err, n.Used
 			// Only a set whose length can be believed says what lies behind it; otherwise look at every block.
 			n.Torn = n.Used > 0 && !seqBehind(b, block, n.Used+1, total, n.Seq)
+			if s.Data != nil {
+				n.Bad = &s
+			}
 			return n
 		}
 		n.Sets = append(n.Sets, s)
