@@ -128,6 +128,16 @@ func (t *Table) apply(e *delta, open uint64, journalled bool) {
 	}
 
 	live, dirty := int64(w.live())+int64(e.live), int64(w.dirty())+int64(e.dirty)
+	if journalled && s.state() == stateData && w.live() != 0 && (w.dirty() != 0) == (dirty != 0) &&
+		0 <= dirty && dirty <= live && 0 < live && live <= int64(t.geo.BucketSectors) && t.broken == 0 {
+		// Nothing but the counts changes, as nearly always.
+		w = w.withCounts(uint32(live), uint32(dirty))
+		x := &t.entries[b]
+		x.lo, x.hi = uint32(w), uint32(w>>32)
+		t.live += uint64(e.live)
+		t.dirty += uint64(e.dirty)
+		return
+	}
 	if t.broken&breakDirty != 0 {
 		dirty = 0
 	}

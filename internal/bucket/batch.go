@@ -29,10 +29,10 @@ type batch struct {
 }
 
 const (
-	pickSlice   = 128  // buckets picked at most in one call
-	lookSlice   = 1024 // buckets looked at
-	encodeSlice = 8192
-	handSlice   = 1024
+	pickSlice   = 32  // buckets picked at most in one call
+	lookSlice   = 512 // buckets looked at
+	encodeSlice = 2048
+	handSlice   = 128
 )
 
 // Wanted returns how many buckets a batch would try to get: what the pools lack, or what there should be unused
@@ -80,6 +80,7 @@ func (t *Table) BeginBatch() bool {
 		return false
 	}
 	t.batch = batch{phase: filling, want: t.Wanted(), list: t.batch.list[:0]}
+	t.hand.by = [tiers]criterion{}
 	return true
 }
 
@@ -98,8 +99,10 @@ func (t *Table) FillBatch(open uint64) (more bool) {
 	look := lookSlice
 	for tr := emptyFree; tr < tiers && look > 0; tr++ {
 		for look > 0 && len(a.list) < min(a.want, full) && t.index[tr].count > 0 {
-			look--
 			b, ok := t.choose(tr)
+			if look--; t.hand.sampled {
+				look, t.hand.sampled = 0, false // that was enough for one call
+			}
 			if !ok {
 				continue // looked at and left
 			}

@@ -58,8 +58,8 @@ func (t *Table) JournalPassed(lastSeq uint64) (more bool) {
 }
 
 const (
-	expireSlice = 256
-	sweepSlice  = 8192
+	expireSlice = 64
+	sweepSlice  = 2048
 )
 
 // A sweepState is a sweep of generations under way: a walk over all nodes that finds out how old pointers in

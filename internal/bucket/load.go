@@ -56,6 +56,7 @@ func NewLoader(run *rt.Runtime, g *ondisk.Geometry, o Options) (*Loader, error) 
 	t.pools[poolCommon] = newRing(t.spare() + int(g.KernelFreeInc) + o.Ready + o.Batch)
 	t.pools[poolMeta] = newRing(o.BtreeReserve)
 	t.pools[poolMoving] = newRing(o.MovingReserve)
+	t.batch.list = make([]uint32, 0, len(t.pools[poolCommon].buf)+o.BtreeReserve+o.MovingReserve)
 	t.clock.per = max(int64(g.NBuckets*uint64(g.BucketSectors)/1024), 1)
 	t.clock.now.Store(maxAge)
 	for b := range n {
@@ -139,7 +140,6 @@ func (l *Loader) Journal(p ondisk.Ptr) (b uint32, ok bool) {
 		return 0, false
 	}
 	l.see(p)
-	l.t.start = false
 	w, s := l.t.get(b)
 	l.put(b, w.withPins(min(w.pins()+1, maxPins)), s)
 	return b, true

@@ -1,6 +1,8 @@
 package bucket
 
 import (
+	"math"
+	"slices"
 	"sync/atomic"
 
 	"github.com/ubcache/ubcache/internal/ondisk"
@@ -76,28 +78,63 @@ func (t *Table) prioOf(s side) uint16 {
 // A hand goes round the buckets that may be picked.
 //
 // LRU is the kernel's score, (prio - lowest + (32768 - lowest)/8) * live sectors, lowest first, but without a
-// scan over all buckets: the hand takes what scores no more than a threshold, a part of the greatest possible
-// score. The threshold follows what the hand meets: too few takes in a stretch, and it rises, too many, and it
-// sinks. So a bucket is taken when the hand comes by and finds it among the lower ones, and a batch costs a few
-// looks for each bucket picked, however many buckets there are. With the age counted down from 32768, the score
-// is (oldest - age + oldest/8) * live, where oldest is the greatest age the hand met in this turn or the last.
+// scan over all buckets. When a batch begins, samples from all over the device say what a low score is: the
+// threshold is such that one of eight is no higher. Then the hand goes on from where it was, and takes what it
+// finds below the threshold. So a batch costs a few looks for each bucket picked, however many buckets there are,
+// and the hand gets past a region that is young all over: neighbours were often filled together. Each time that
+// it has come round within one batch the share doubles, so it ends. With the age counted down from 32768, the
+// score is (oldest - age + oldest/8) * live, where oldest is the greatest age among the samples.
 type hand struct {
-	at     [tiers]uint32
-	oldest [2]uint16 // greatest age met in the last turn, and in this one
-	level  uint32    // threshold, in parts of levels
-	looked uint32    // in this stretch
-	taken  uint32
+	at [tiers]uint32
+	by [tiers]criterion // of the tiers of clean buckets
+
+	sampled bool // since FillBatch looked
 }
 
-const (
-	levels  = 64
-	stretch = 256
-)
+// A criterion is what scores low in one batch.
+type criterion struct {
+	oldest    uint16
+	threshold uint64
+	share     int // of the samples, in parts of samples
+}
+
+const samples = 64
+
+func (t *Table) score(w word, s side, oldest uint16) uint64 {
+	age := min(t.age(s), oldest)
+	// One more, so that live sectors count also when all are of one age.
+	return uint64(oldest-age+oldest/8+1) * uint64(w.live())
+}
+
+// sample sets a tier's criterion, for share of samples, and at least twice as many buckets as are wanted.
+func (t *Table) sample(tr tier, share int) {
+	set := &t.index[tr]
+	if set.count == 0 || t.opt.Policy == ondisk.FIFO || t.opt.Policy == ondisk.Random {
+		return
+	}
+	var found [samples]uint32
+	var scores [samples]uint64
+	c := criterion{share: max(share, min(2*samples*t.batch.want/set.count, samples))}
+	part := uint32(len(t.entries)/samples) + 1
+	for i := range found {
+		found[i], _, _ = set.around(uint32(i)*part + t.hand.at[tr]%part)
+		c.oldest = max(c.oldest, t.age(side(t.entries[found[i]].side)))
+	}
+	for i, b := range found {
+		w, s := t.get(b)
+		scores[i] = t.score(w, s, c.oldest)
+	}
+	slices.Sort(scores[:])
+	if c.threshold = scores[min(c.share, samples)-1]; c.share >= samples {
+		c.threshold = math.MaxUint64
+	}
+	t.hand.by[tr] = c
+	t.hand.sampled = true
+}
 
 // choose looks at one bucket of a tier that is not empty, and says whether to take it.
 func (t *Table) choose(tr tier) (b uint32, take bool) {
 	h := &t.hand
-	set := &t.index[tr]
 	at := h.at[tr]
 	clean := tr == cleanLow || tr == cleanHigh
 	if clean {
@@ -106,38 +143,16 @@ func (t *Table) choose(tr tier) (b uint32, take bool) {
 			at = uint32(t.run.Uint64N(uint64(len(t.entries))))
 		}
 	}
-	b, wrapped, _ := set.around(at)
+	b, wrapped, _ := t.index[tr].around(at)
 	h.at[tr] = b + 1 // past the last one: around begins again
 	if !clean || t.opt.Policy == ondisk.FIFO || t.opt.Policy == ondisk.Random {
 		return b, true
 	}
+	if c := &h.by[tr]; wrapped || c.share == 0 {
+		t.sample(tr, max(2*c.share, samples/8))
+	}
 	w, s := t.get(b)
-	age := t.age(s)
-	if wrapped {
-		h.oldest = [2]uint16{h.oldest[1], 0}
-	}
-	h.oldest[1] = max(h.oldest[1], age)
-	oldest := uint32(max(h.oldest[0], h.oldest[1]))
-	base := oldest/8 + 1 // one more, so that live counts also when all are of one age
-	score := uint64(oldest-uint32(age)+base) * uint64(min(w.live(), t.geo.BucketSectors))
-	top := uint64(oldest+base) * uint64(t.geo.BucketSectors)
-	take = score*levels <= top*uint64(h.level)
-
-	h.looked++
-	if take {
-		h.taken++
-	}
-	// A small set is over before a stretch is.
-	if n := min(stretch, uint32(set.count/4)+1); h.looked >= n {
-		switch {
-		case h.taken*16 < h.looked:
-			h.level = min(h.level+1+h.level/8, levels)
-		case h.taken*4 > h.looked && h.level > 0:
-			h.level--
-		}
-		h.looked, h.taken = 0, 0
-	}
-	return b, take
+	return b, t.score(w, s, h.by[tr].oldest) <= h.by[tr].threshold
 }
 
 // SetPolicy changes what picks among clean buckets.
