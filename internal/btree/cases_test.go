@@ -404,6 +404,12 @@ func TestStalePointersCountUntilUnlinked(t *testing.T) {
 	if s := root.Stats(&r.geo, r.gen); s.MaxAge == 0 || s.StaleWords == 0 || s.LiveWords != 3*len(root.kids) {
 		t.Errorf("%+v", s)
 	}
+	r.crash()
+	root = r.node(1, Pos{})
+	r.node(0, Pos{})
+	if s := root.Stats(&r.geo, r.gen); s.MaxAge == 0 || s.StaleWords == 0 || s.LiveWords != 3*len(root.kids) {
+		t.Errorf("read again: %+v", s)
+	}
 }
 
 // TestParseRefuses gives Parse nodes that a kernel would refuse, or that break the format.

@@ -36,6 +36,7 @@ func TestTreeEqualsModel(t *testing.T) {
 		r.compare()
 		r.lastSeq = r.seq // what is on the disk has to do
 		r.compareDisk()
+		r.rest()
 		splits += r.splits
 		if r.tree.Root().Level > 1 {
 			grown++
@@ -62,6 +63,26 @@ func (r *rig) fill(n int) {
 			r.settle()
 		}
 	}
+}
+
+// rest lets everything that waits go, and sees that nothing is left in memory that the disk does not have.
+func (r *rig) rest() {
+	r.Helper()
+	for i := range r.flushes {
+		r.flushes[i] += 10
+		r.tree.FlushDone(uint32(i), r.flushes[i])
+	}
+	r.sync()
+	if seq, n := r.tree.OldestPin(); n != nil {
+		r.Fatalf("%v needs entry %d", n.Ref(), seq)
+	}
+	for range 10 {
+		r.tree.Evict(0, 1000)
+	}
+	if n := r.tree.Nodes(); n > 1 {
+		r.Fatalf("%d nodes cannot be evicted", n)
+	}
+	r.compare()
 }
 
 // step does one thing.
