@@ -10,6 +10,9 @@ import (
 	"log/slog"
 	"os"
 	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/ubcache/ubcache/internal/blockdev"
 	"github.com/ubcache/ubcache/internal/offline"
@@ -37,6 +40,9 @@ func openDevices(env *environment, d *deviceFlags) (o opened, err error) {
 		}
 	}
 	for _, path := range d.Backing {
+		if path == "" {
+			return o, usageErrorf("--backing is empty")
+		}
 		dev, err := open(path)
 		if err != nil {
 			return o, err
@@ -136,4 +142,58 @@ func indentText(s string) string {
 		out.WriteString(line)
 	}
 	return out.String()
+}
+
+// outputFile returns the file that standard output is, nil where it is none.
+func (env *environment) outputFile() *os.File {
+	w := env.stdout
+	if c, ok := w.(*checkedWriter); ok {
+		w = c.w
+	}
+	f, _ := w.(*os.File)
+	return f
+}
+
+// checkOutput refuses a standard output that is one of the devices that are read, by whatever name, and one that was
+// closed when the program began, in whose place the runtime has opened the null device.
+func checkOutput(env *environment, d *deviceFlags) error {
+	f := env.outputFile()
+	if f == nil {
+		return nil
+	}
+	var out unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &out); err != nil {
+		return fmt.Errorf("standard output: %w", err)
+	}
+	const null = 1<<8 | 3 // major 1, minor 3
+	if flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0); err == nil && flags&unix.O_ACCMODE == unix.O_RDWR && out.Mode&unix.S_IFMT == unix.S_IFCHR && out.Rdev == null {
+		return errors.New("standard output is closed")
+	}
+	for _, path := range append([]string{d.Cache}, d.Backing...) {
+		var in unix.Stat_t
+		if path == "" || unix.Stat(path, &in) != nil {
+			continue
+		}
+		same := in.Dev == out.Dev && in.Ino == out.Ino
+		if in.Mode&unix.S_IFMT == unix.S_IFBLK && out.Mode&unix.S_IFMT == unix.S_IFBLK {
+			same = in.Rdev == out.Rdev
+		}
+		if same {
+			return refusedErrorf("%s is standard output too: it would be overwritten while it is read; no option overrides this", path)
+		}
+	}
+	return nil
+}
+
+// interruptGrace is how long a command that only reads may take to end after a signal.
+const interruptGrace = 2 * time.Second
+
+// endSoon ends the process a moment after ctx ends, in case the command is stuck in writing to someone who does not
+// read. For commands that change nothing. Call what it returns when the command has ended.
+func endSoon(ctx context.Context, env *environment) (ended func() bool) {
+	return context.AfterFunc(ctx, func() {
+		time.Sleep(interruptGrace)
+		fmt.Fprintf(env.stderr, "%s: interrupted while standard output did not take any more\n", env.name)
+		os.Exit(exitFailed)
+	})
 }

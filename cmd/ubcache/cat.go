@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"os"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
@@ -24,7 +23,7 @@ func newCatCommand(env *environment) *cobra.Command {
 			case devices.Cache == "" && devices.Flash != "":
 				return usageErrorf("a flash-only volume lies on a cache device: give --cache DEV too")
 			}
-			if f, ok := env.stdout.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+			if f := env.outputFile(); f != nil && term.IsTerminal(int(f.Fd())) {
 				return usageErrorf("standard output is a terminal: send it to a file or a program")
 			}
 			return cat(cmd, env, &devices)
@@ -56,6 +55,10 @@ func btoi(b bool) int {
 }
 
 func cat(cmd *cobra.Command, env *environment, d *deviceFlags) error {
+	if err := checkOutput(env, d); err != nil {
+		return err
+	}
+	defer endSoon(cmd.Context(), env)()
 	open, err := openDevices(env, d)
 	if err != nil {
 		return err

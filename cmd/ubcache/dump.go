@@ -76,6 +76,10 @@ func (d *dumper) print(v any, text string, args ...any) {
 }
 
 func dump(ctx context.Context, env *environment, devices *deviceFlags, what []string, all, asJSON bool) error {
+	if err := checkOutput(env, devices); err != nil {
+		return err
+	}
+	defer endSoon(ctx, env)()
 	open, err := openDevices(env, devices)
 	if err != nil {
 		return err

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -92,6 +93,12 @@ ubcache format --backing /dev/sdc --set-uuid 4b9a8a0c-4d31-4c5a-b2c0-0f8f7d3a6a5
 func (f *formatFlags) fill() (err error) {
 	if f.devices.Cache == "" && len(f.devices.Backing) == 0 {
 		return usageErrorf("which devices? Give --cache DEV, --backing DEV, or both")
+	}
+	if slices.Contains(f.devices.Backing, "") {
+		return usageErrorf("--backing is empty")
+	}
+	if err := new(ondisk.Superblock).SetLabel(f.o.Label); err != nil {
+		return usageErrorf("--label: %w", err)
 	}
 	if f.o.SetUUID, err = flagUUID("set-uuid", f.setUUID); err != nil {
 		return err

@@ -37,12 +37,35 @@ func run(env *environment, args []string) int {
 	context.AfterFunc(ctx, stop)
 
 	env.name = filepath.Base(args[0])
+	out := &checkedWriter{w: env.stdout}
+	env = &environment{name: env.name, stdin: env.stdin, stdout: out, stderr: env.stderr}
+	var code int
 	if old := oldName(env.name); old != nil {
-		return old(ctx, env, args[1:])
+		code = old(ctx, env, args[1:])
+	} else {
+		root := newRootCommand(env)
+		root.SetArgs(args[1:])
+		code = report(env, root.ExecuteContext(ctx))
 	}
-	root := newRootCommand(env)
-	root.SetArgs(args[1:])
-	return report(env, root.ExecuteContext(ctx))
+	if code == exitDone && out.err != nil {
+		return report(env, began(fmt.Errorf("standard output: %w", out.err)))
+	}
+	return code
+}
+
+// A checkedWriter remembers the first error of what it writes to, so that output which is lost is no success even
+// where a command does not look at each write.
+type checkedWriter struct {
+	w   io.Writer
+	err error
+}
+
+func (c *checkedWriter) Write(p []byte) (int, error) {
+	n, err := c.w.Write(p)
+	if c.err == nil {
+		c.err = err
+	}
+	return n, err
 }
 
 // report prints an error the one way in which all commands do, and returns the exit status.

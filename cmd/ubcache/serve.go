@@ -31,6 +31,11 @@ func newServeCommand(env *environment) *cobra.Command {
 			case devices.Cache == "" && len(flash) > 0:
 				return usageErrorf("a flash-only volume lies on a cache device: give --cache DEV too")
 			}
+			for _, addr := range listen {
+				if err := nbd.CheckAddress(addr); err != nil {
+					return usageErrorf("--nbd: %w", err)
+				}
+			}
 			c := daemon.ReadOnlyConfig{Cache: devices.Cache, Flash: flash, Listen: listen, Engine: engine, Log: newLogger(env.stderr)}
 			for _, v := range devices.Volumes {
 				c.Volumes = append(c.Volumes, daemon.Named{Name: v.Name, Device: v.Device})

@@ -141,9 +141,18 @@ func ReadOnly(ctx context.Context, c ReadOnlyConfig) (err error) {
 			return nil
 		}
 		stopped = true
+		var stuck []string
 		ctx, cancel := context.WithTimeout(context.Background(), shutdownLimit)
 		defer cancel()
-		return server.Shutdown(ctx)
+		for _, c := range server.Connections() {
+			stuck = append(stuck, fmt.Sprintf("%s on export %q, %d requests unanswered", c.Remote, c.Export, c.InFlight))
+		}
+		err := server.Shutdown(ctx)
+		if errors.Is(err, context.DeadlineExceeded) {
+			c.Log.Warn("connections were cut off: they did not take their replies in time", "limit", shutdownLimit, "open at the signal", stuck)
+			return nil
+		}
+		return err
 	}
 	closers = append(closers, stop)
 	for _, addr := range c.Listen {

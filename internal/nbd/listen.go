@@ -17,10 +17,10 @@ import (
 )
 
 // CheckAddress says whether Listen could understand addr: unix:PATH, unix:@NAME for an abstract socket, or
-// tcp:HOST:PORT with a port from 1 to 65535. HOST must be given, if only as a wildcard like 0.0.0.0 or [::]: there
+// tcp:HOST:PORT with a port up to 65535, where 0 means any that is free. HOST must be given, if only as a wildcard like 0.0.0.0 or [::]: there
 // is no access control but the address. The error says what is wanted.
 func CheckAddress(addr string) error {
-	_, _, err := parseAddress(addr, 1)
+	_, _, err := parseAddress(addr)
 	return err
 }
 
@@ -29,7 +29,7 @@ func CheckAddress(addr string) error {
 const sunPathSize = len(unix.RawSockaddrUnix{}.Path)
 
 // parseAddress splits an address into the network and what net calls an address there.
-func parseAddress(addr string, minPort uint64) (network, rest string, err error) {
+func parseAddress(addr string) (network, rest string, err error) {
 	network, rest, _ = strings.Cut(addr, ":")
 	fail := func(format string, args ...any) (string, string, error) {
 		return "", "", fmt.Errorf("nbd: address %q: "+format, append([]any{addr}, args...)...)
@@ -57,21 +57,21 @@ func parseAddress(addr string, minPort uint64) (network, rest string, err error)
 		if host == "" {
 			return fail("want tcp:HOST:PORT: the host is missing; 127.0.0.1 is this one only, 0.0.0.0 or [::] any")
 		}
-		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n < minPort {
-			return fail("want tcp:HOST:PORT with a port from 1 to 65535, not %q", port)
+		if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+			return fail("want tcp:HOST:PORT with a port up to 65535, not %q", port)
 		}
 		return network, rest, nil
 	}
 	return fail("want unix:PATH or tcp:HOST:PORT")
 }
 
-// Listen opens a listener for Serve. addr is what CheckAddress takes; a port of 0 lets the system choose one.
+// Listen opens a listener for Serve. addr is what CheckAddress takes.
 //
 // A Unix socket gets mode 0600. A socket that a dead process has left is replaced; one that a live process
 // listens on, and anything that is no socket, is left alone and makes Listen fail. On Close the socket is removed,
 // unless someone else's has taken its place.
 func Listen(ctx context.Context, addr string) (net.Listener, error) {
-	network, rest, err := parseAddress(addr, 0)
+	network, rest, err := parseAddress(addr)
 	if err != nil {
 		return nil, err
 	}

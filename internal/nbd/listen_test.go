@@ -10,7 +10,7 @@ func TestCheckAddress(t *testing.T) {
 	long := strings.Repeat("x", 107)
 	for _, addr := range []string{
 		"unix:/run/x.sock", "unix:x", "unix:@name", "unix:" + long, "unix:@" + long, "unix:/a:b",
-		"tcp:127.0.0.1:10809", "tcp:localhost:1", "tcp:[::1]:65535", "tcp:0.0.0.0:10809", "tcp:[::]:10809",
+		"tcp:127.0.0.1:10809", "tcp:localhost:1", "tcp:[::1]:65535", "tcp:0.0.0.0:10809", "tcp:[::]:10809", "tcp:localhost:0",
 	} {
 		if err := CheckAddress(addr); err != nil {
 			t.Error(err)
@@ -32,19 +32,15 @@ func TestCheckAddress(t *testing.T) {
 		"tcp:localhost":        "want tcp:HOST:PORT",
 		"tcp:::1:10809":        "brackets",
 		"tcp::10809":           "host is missing",
-		"tcp:localhost:":       "port from 1 to 65535",
-		"tcp:localhost:nbd":    "port from 1 to 65535",
-		"tcp:localhost:-1":     "port from 1 to 65535",
-		"tcp:localhost:65536":  "port from 1 to 65535",
-		"tcp:localhost:+10809": "port from 1 to 65535",
-		"tcp:localhost:0":      "port from 1 to 65535",
+		"tcp:localhost:":       "port up to 65535",
+		"tcp:localhost:nbd":    "port up to 65535",
+		"tcp:localhost:-1":     "port up to 65535",
+		"tcp:localhost:65536":  "port up to 65535",
+		"tcp:localhost:+10809": "port up to 65535",
 	} {
 		err := CheckAddress(addr)
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("CheckAddress(%q): %v, want %q", addr, err, want)
-		}
-		if addr == "tcp:localhost:0" {
-			continue
 		}
 		l, err := Listen(context.Background(), addr)
 		if err == nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"slices"
+	"sort"
 	"sync"
 
 	"github.com/ubcache/ubcache/internal/blockdev"
@@ -24,6 +25,10 @@ const (
 // goes on; the parts, offset and length in bytes, are returned. An error of w or the end of ctx ends it.
 func Copy(ctx context.Context, w io.Writer, dev blockdev.Device, o CopyOptions) (bad [][2]int64, err error) {
 	info := dev.Info()
+	var known ranges // not worth a read
+	if u, ok := dev.(interface{ Unreadable() [][2]int64 }); ok {
+		known = u.Unreadable()
+	}
 	type slot struct {
 		req   blockdev.Request
 		buf   *blockdev.Buffer
@@ -46,8 +51,14 @@ func Copy(ctx context.Context, w io.Writer, dev blockdev.Device, o CopyOptions) 
 	start := func(s *slot) {
 		n := min(copyChunk, info.Size-next)
 		s.req = blockdev.Request{Op: blockdev.OpRead, Off: next, Buf: s.buf.Data[:n], Owner: s}
+		if known.contain(next, n) {
+			clear(s.req.Buf)
+			bad = append(bad, [2]int64{next, n})
+			s.ready <- struct{}{}
+		} else {
+			q.Submit([]*blockdev.Request{&s.req})
+		}
 		next += n
-		q.Submit([]*blockdev.Request{&s.req})
 	}
 	inFlight := 0
 	for i := range slots {
@@ -71,7 +82,7 @@ func Copy(ctx context.Context, w io.Writer, dev blockdev.Device, o CopyOptions) 
 		<-s.ready
 		inFlight--
 		if s.req.Err != nil {
-			bad = append(bad, readAround(ctx, dev, s.req.Off, s.req.Buf)...)
+			bad = append(bad, readAround(ctx, dev, known, s.req.Off, s.req.Buf)...)
 		}
 		if err := ctx.Err(); err != nil {
 			return bad, err
@@ -92,7 +103,7 @@ func Copy(ctx context.Context, w io.Writer, dev blockdev.Device, o CopyOptions) 
 
 // readAround reads p again in pieces, after it could not be read as a whole: pages, and of those that cannot be
 // read the blocks. It zeroes what is left, and everything from when ctx ends.
-func readAround(ctx context.Context, dev blockdev.Device, off int64, p []byte) (bad [][2]int64) {
+func readAround(ctx context.Context, dev blockdev.Device, known ranges, off int64, p []byte) (bad [][2]int64) {
 	bio, err := blockdev.NewIO(dev, copyDepth)
 	if err != nil {
 		clear(p)
@@ -108,7 +119,7 @@ func readAround(ctx context.Context, dev blockdev.Device, off int64, p []byte) (
 		limit <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-limit }()
-			some := readPieces(ctx, bio, off+int64(at), p[at:min(at+page, len(p))], page, block)
+			some := readPieces(ctx, bio, known, off+int64(at), p[at:min(at+page, len(p))], page, block)
 			mu.Lock()
 			bad = append(bad, some...)
 			mu.Unlock()
@@ -119,19 +130,31 @@ func readAround(ctx context.Context, dev blockdev.Device, off int64, p []byte) (
 }
 
 // readPieces reads p in pieces of size bytes, and those that cannot be read in pieces of the smaller size least.
-func readPieces(ctx context.Context, bio *blockdev.IO, off int64, p []byte, size, least int) (bad [][2]int64) {
+func readPieces(ctx context.Context, bio *blockdev.IO, known ranges, off int64, p []byte, size, least int) (bad [][2]int64) {
 	for at := 0; at < len(p); at += size {
 		b := p[at:min(at+size, len(p))]
 		switch {
+		case known.contain(off+int64(at), int64(len(b))):
+			clear(b)
+			bad = append(bad, [2]int64{off + int64(at), int64(len(b))})
 		case ctx.Err() == nil && bio.ReadAt(b, off+int64(at)) == nil:
 		case ctx.Err() == nil && len(b) > least:
-			bad = append(bad, readPieces(ctx, bio, off+int64(at), b, least, least)...)
+			bad = append(bad, readPieces(ctx, bio, known, off+int64(at), b, least, least)...)
 		default:
 			clear(b)
 			bad = append(bad, [2]int64{off + int64(at), int64(len(b))})
 		}
 	}
 	return bad
+}
+
+// ranges are parts of a device, offset and length in bytes, in order and without touching one another.
+type ranges [][2]int64
+
+// contain reports whether n bytes at off lie in one of the ranges.
+func (r ranges) contain(off, n int64) bool {
+	i := sort.Search(len(r), func(i int) bool { return r[i][0]+r[i][1] > off })
+	return i < len(r) && r[i][0] <= off && off+n <= r[i][0]+r[i][1]
 }
 
 // joinRanges sorts ranges and joins those that touch.

@@ -314,6 +314,13 @@ func (o *FormatOptions) cacheSuper(t *formatTarget) error {
 	if n < ondisk.MinCacheBuckets {
 		return o.tooFew(t, n)
 	}
+	if n > maxBuckets {
+		return &FormatRuleError{
+			Device: t.info.Name, Field: "bucket size", Value: SizeText(o.Bucket),
+			Rule:   fmt.Sprintf("gives %d buckets on %s, and this program reads sets of up to %d", n, SizeText(t.info.Size), maxBuckets),
+			Remedy: "use a larger bucket size",
+		}
+	}
 	sb.Word184 = uint64(n)
 	sb.NrInSet = 1
 	sb.FirstBucket = uint16(23*ondisk.SectorSize/o.Bucket + 1) // 24 sectors are kept clear
