@@ -74,3 +74,45 @@ func TestWithoutHoldNoPointer(t *testing.T) {
 		t.Errorf("stored %v", x)
 	}
 }
+
+// TestRewriteOfParentTakesItsOpenKeys rewrites a parent that has keys to append: they go with the copy, and what
+// they replaced is free when the copy is linked, not before.
+func TestRewriteOfParentTakesItsOpenKeys(t *testing.T) {
+	r := newRig(t, shapes[1])
+	r.fill(1500)
+	r.sync()
+	r.begin(r.node(1, Pos{})) // so that it has room
+	r.settle()
+	if o := r.begin(r.node(0, Pos{})); o != Done {
+		t.Fatal(o)
+	}
+	for len(r.rewrites) > 0 {
+		r.install(0)
+	}
+	leaf, free := r.node(0, Pos{}), len(r.meta)
+	r.parents = nil // the append is never made
+	if !leaf.listed {
+		t.Fatal("the leaf's key is not in its parent's open set")
+	}
+	root := r.node(1, Pos{})
+	if o := r.begin(root); o != Done {
+		t.Fatal(o)
+	}
+	if _, o := r.tree.Freeze(root); o != Busy {
+		t.Errorf("append to an interior node under a rewrite: %v", o)
+	}
+	for len(r.rewrites) > 0 {
+		r.install(0)
+	}
+	r.compareDisk()
+	if leaf.linked || len(r.meta) >= free {
+		t.Errorf("leaf linked: %v; %d buckets free, %d before", leaf.linked, len(r.meta), free)
+	}
+	r.rootDurable()
+	if !leaf.linked || len(r.meta) != free+1 { // the old root and the old leaf, less the new root
+		t.Errorf("leaf linked: %v; %d buckets free, %d before", leaf.linked, len(r.meta), free)
+	}
+	r.compare()
+	r.compareDisk()
+	r.rest()
+}
