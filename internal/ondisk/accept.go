@@ -129,19 +129,25 @@ func (c *checker) backing(sb *Superblock, h Host) {
 func (c *checker) cache(sb *Superblock, h Host) {
 	if sb.HasFeatures() {
 		if u := sb.Compat; u != 0 {
-			c.limit(AccessWrite, Limit{Rule: 8, Field: "feature_compat", Value: fmt.Sprintf("%#x", u), Want: "no bit of it is known",
-				Kernel: "Unsupported compatible feature found", Warning: true})
+			c.limit(AccessWrite, Limit{
+				Rule: 8, Field: "feature_compat", Value: fmt.Sprintf("%#x", u), Want: "no bit of it is known",
+				Kernel: "Unsupported compatible feature found", Warning: true,
+			})
 		}
 		if u := sb.ROCompat; u != 0 {
-			c.limit(AccessRead, Limit{Rule: 8, Field: "feature_ro_compat", Value: fmt.Sprintf("%#x", u), Want: "no bit of it is known",
-				Kernel: "Unsupported read-only compatible feature found"})
+			c.limit(AccessRead, Limit{
+				Rule: 8, Field: "feature_ro_compat", Value: fmt.Sprintf("%#x", u), Want: "no bit of it is known",
+				Kernel: "Unsupported read-only compatible feature found",
+			})
 		}
 		if u := sb.Incompat &^ knownIncompat; u != 0 {
 			c.refuse(8, "feature_incompat", fmt.Sprintf("%#x", sb.Incompat), fmt.Sprintf("known is %#x", knownIncompat),
 				"Unsupported incompatible feature found")
 		} else if sb.Incompat&IncompatObsoLargeBucket != 0 && sb.Incompat&IncompatLargeBucket == 0 {
-			c.limit(AccessFlush, Limit{Field: "feature_incompat", Value: fmt.Sprintf("%#x", sb.Incompat),
-				Want: "the obsolete large-bucket layout: it may be read, and dirty data flushed out, nothing else"})
+			c.limit(AccessFlush, Limit{
+				Field: "feature_incompat", Value: fmt.Sprintf("%#x", sb.Incompat),
+				Want: "the obsolete large-bucket layout: it may be read, and dirty data flushed out, nothing else",
+			})
 		}
 	}
 	n, block, bucket := sb.NBuckets(), uint64(sb.BlockSize), sb.BucketSectors()

@@ -49,8 +49,10 @@ func DecodeJSet(b []byte, g *Geometry) (j JSet, err error) {
 		return j, fmt.Errorf("%w: %d bytes are left, an entry has at least %d", ErrNoJSet, len(b), JSetHeaderBytes)
 	}
 	le := binary.LittleEndian
-	j = JSet{Csum: le.Uint64(b), Magic: le.Uint64(b[8:]), Seq: le.Uint64(b[16:]), Version: le.Uint32(b[24:]), Keys: le.Uint32(b[28:]),
-		LastSeq: le.Uint64(b[32:]), Level: le.Uint16(b[168:])}
+	j = JSet{
+		Csum: le.Uint64(b), Magic: le.Uint64(b[8:]), Seq: le.Uint64(b[16:]), Version: le.Uint32(b[24:]), Keys: le.Uint32(b[28:]),
+		LastSeq: le.Uint64(b[32:]), Level: le.Uint16(b[168:]),
+	}
 	if j.Magic != g.JSetMagic() {
 		return j, fmt.Errorf("%w: magic is %016x, want %016x", ErrNoJSet, j.Magic, g.JSetMagic())
 	}

@@ -11,8 +11,10 @@ import (
 
 // sampleCache is a cache superblock that passes, with every field non-zero.
 func sampleCache(njournal int) *Superblock {
-	sb := &Superblock{Offset: 8, Version: VersionCache, Magic: Magic, UUID: NewUUID(), SetUUID: NewUUID(), Flags: FlagSync | FlagDiscard,
-		Seq: 7, Word184: 1024, BlockSize: 1, BucketSize16: 256, NrInSet: 1, LastMount: 5, FirstBucket: 1, NJournal: uint16(njournal)}
+	sb := &Superblock{
+		Offset: 8, Version: VersionCache, Magic: Magic, UUID: NewUUID(), SetUUID: NewUUID(), Flags: FlagSync | FlagDiscard,
+		Seq: 7, Word184: 1024, BlockSize: 1, BucketSize16: 256, NrInSet: 1, LastMount: 5, FirstBucket: 1, NJournal: uint16(njournal),
+	}
 	sb.SetReplacement(FIFO)
 	for i := range min(njournal, MaxJournalBuckets) {
 		sb.D[i] = uint64(1 + i)
@@ -221,10 +223,14 @@ func TestGeometry(t *testing.T) {
 	for _, tt := range []struct {
 		bucket, meta, node, uuids, ppb int
 	}{
-		{64 << 10, 64 << 10, 64 << 10, 512, 21832}, {128 << 10, 128 << 10, 128 << 10, 1024, 43677},
-		{256 << 10, 256 << 10, 256 << 10, 2048, 87368}, {512 << 10, 512 << 10, 256 << 10, 4096, 174749},
-		{1 << 20, 1 << 20, 256 << 10, 8192, 349512}, {2 << 20, 2 << 20, 512 << 10, 16384, 699037},
-		{4 << 20, 4 << 20, 1 << 20, 32768, 1398088}, {8 << 20, 4 << 20, 1 << 20, 32768, 1398088},
+		{64 << 10, 64 << 10, 64 << 10, 512, 21832},
+		{128 << 10, 128 << 10, 128 << 10, 1024, 43677},
+		{256 << 10, 256 << 10, 256 << 10, 2048, 87368},
+		{512 << 10, 512 << 10, 256 << 10, 4096, 174749},
+		{1 << 20, 1 << 20, 256 << 10, 8192, 349512},
+		{2 << 20, 2 << 20, 512 << 10, 16384, 699037},
+		{4 << 20, 4 << 20, 1 << 20, 32768, 1398088},
+		{8 << 20, 4 << 20, 1 << 20, 32768, 1398088},
 	} {
 		sb := sampleCache(8)
 		sb.BucketSize16 = uint16(tt.bucket / SectorSize)
@@ -451,8 +457,10 @@ func TestNodeDamage(t *testing.T) {
 func TestJSetRoundTrip(t *testing.T) {
 	g := sampleGeometry()
 	r := rand.New(rand.NewPCG(5, 6))
-	j := JSet{Magic: g.JSetMagic(), Seq: 9, Version: 1, LastSeq: 4, Level: 2, UUIDBucket: NewChild(0, 0, g.MetaSectors, MakePtr(1, 50*256, 0)),
-		Root: NewChild(MaxInode, MaxOffset, g.NodeSectors, MakePtr(1, 12*256, 0))}
+	j := JSet{
+		Magic: g.JSetMagic(), Seq: 9, Version: 1, LastSeq: 4, Level: 2, UUIDBucket: NewChild(0, 0, g.MetaSectors, MakePtr(1, 50*256, 0)),
+		Root: NewChild(MaxInode, MaxOffset, g.NodeSectors, MakePtr(1, 12*256, 0)),
+	}
 	for i := range j.PrioBucket {
 		j.PrioBucket[i] = r.Uint64()
 	}

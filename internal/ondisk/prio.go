@@ -37,8 +37,10 @@ func DecodePrioSet(b []byte, g *Geometry) (p PrioSet, err error) {
 		return p, corrupt("prio_set", 0, "length", "is %d bytes, want %d", len(b), g.MetaBytes())
 	}
 	le := binary.LittleEndian
-	p = PrioSet{Csum: le.Uint64(b), Magic: le.Uint64(b[8:]), Seq: le.Uint64(b[16:]), Version: le.Uint32(b[24:]), Pad: le.Uint32(b[28:]),
-		NextBucket: le.Uint64(b[32:]), Data: b[prioHeaderBytes:]}
+	p = PrioSet{
+		Csum: le.Uint64(b), Magic: le.Uint64(b[8:]), Seq: le.Uint64(b[16:]), Version: le.Uint32(b[24:]), Pad: le.Uint32(b[28:]),
+		NextBucket: le.Uint64(b[32:]), Data: b[prioHeaderBytes:],
+	}
 	if want := Checksum(b[8:]); p.Csum != want {
 		return p, corrupt("prio_set", 0, "csum", "is %016x, computed %016x (kernel: %q)", p.Csum, want, "bad csum reading priorities")
 	}
