@@ -30,13 +30,28 @@ import (
 	"github.com/ubcache/ubcache/internal/ondisk"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// images is where fixtures are unpacked that several tests use: nothing here writes to them.
+var images struct {
+	dir  string
+	once sync.Map // of fixture names, func() ReadOnlyConfig
+}
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "ubcache-daemon")
+	if err != nil {
+		panic(err)
+	}
+	images.dir = dir
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		os.RemoveAll(dir)
+		os.Exit(code)
+	}))
+}
 
 // unpack writes the disks of a fixture to a folder and returns a config that serves all its volumes.
-func unpack(t testing.TB, f *fixture.Fixture) ReadOnlyConfig {
+func unpack(t testing.TB, f *fixture.Fixture, dir string) ReadOnlyConfig {
 	t.Helper()
-	dir := t.TempDir()
-	c := ReadOnlyConfig{Listen: []string{"unix:" + filepath.Join(dir, "sock")}}
+	c := ReadOnlyConfig{Listen: []string{"unix:" + filepath.Join(t.TempDir(), "sock")}}
 	for _, d := range f.Devices {
 		path, err := f.Extract(d.Role, dir)
 		if err != nil {
@@ -57,13 +72,24 @@ func unpack(t testing.TB, f *fixture.Fixture) ReadOnlyConfig {
 	return c
 }
 
+// get is unpack into a folder that all tests share.
 func get(t testing.TB, name string) (*fixture.Fixture, ReadOnlyConfig) {
 	t.Helper()
 	f, err := fixture.Get(name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return f, unpack(t, f)
+	once, _ := images.once.LoadOrStore(name, sync.OnceValue(func() ReadOnlyConfig {
+		dir := filepath.Join(images.dir, name)
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		return unpack(t, f, dir)
+	}))
+	c := once.(func() ReadOnlyConfig)()
+	c.Volumes = slices.Clone(c.Volumes)
+	c.Listen = []string{"unix:" + filepath.Join(t.TempDir(), "sock")}
+	return f, c
 }
 
 // A running is a ReadOnly under way.
@@ -192,7 +218,7 @@ func TestEveryFixtureOverNBD(t *testing.T) {
 			if testing.Short() && f.Name == "large-bucket" {
 				t.Skip("16 GiB of holes take a while")
 			}
-			c := unpack(t, f)
+			c := unpack(t, f, t.TempDir())
 			paths := []string{c.Cache}
 			for _, v := range c.Volumes {
 				paths = append(paths, v.Device)
@@ -494,7 +520,8 @@ func TestFaultyDevices(t *testing.T) {
 
 // A damaged leaf: its range is named at the start and reads as an error, all else reads as it should.
 func TestDamagedIndex(t *testing.T) {
-	f, c := get(t, "split-crash")
+	f, good := get(t, "split-crash")
+	c := unpack(t, f, t.TempDir())
 	var leaf int64
 	dev, err := blockdev.Open(c.Cache, blockdev.Options{ReadOnly: true})
 	if err != nil {
@@ -530,7 +557,6 @@ func TestDamagedIndex(t *testing.T) {
 		t.Errorf("%v, could not be read: %v, unknown at the start: %v", err, got, bad)
 	}
 	// Everything else is as the kernel shows it: with the unknown parts from a good copy the sum is right.
-	_, good := get(t, f.Name)
 	g := start(t, good).dial("backing0")
 	io, err := blockdev.NewIO(g, 1)
 	if err != nil {
