@@ -276,7 +276,10 @@ func (j *Journal) StartedLocked() {
 // after starts in a row that were cut short. Whoever keeps pins while it waits for an entry, because a root is
 // changing, asks first; where the answer is 0 the change must wait until pins are gone. The set's lock is held.
 func (j *Journal) UrgentEntriesLocked() int {
-	s, ok := j.ring.put(j.ring.space(j.pos), j.words+j.reserved)
+	s, ok := j.ring.space(j.pos), true
+	if n := j.words + j.reserved; n > 0 {
+		s, ok = j.ring.put(s, n)
+	}
 	if !ok {
 		return 0
 	}

@@ -143,9 +143,9 @@ func (s *script) run(args []string) string {
 		must(s.t, err)
 		s.r.Sleep(d)
 	case "hold": // leaves are not written until "let go"
-		s.w.replayed = false
+		s.w.hold = true
 	case "let": // go
-		s.w.replayed = true
+		s.w.hold = false
 	case "fill": // LEAF KEYS: appends and flushes until there is no room
 		n := 0
 		for ; ; n++ {

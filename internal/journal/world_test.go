@@ -100,6 +100,7 @@ type world struct {
 	reclaiming bool // meanwhile nobody else begins a structural change
 	splitting  bool // someone else has
 	replayed   bool
+	hold       bool // WriteOldest does nothing
 	// stop makes everyone end.
 	stop bool
 }
@@ -261,8 +262,13 @@ func (w *world) open(ctx context.Context, rec *Recovery) error {
 		return err
 	}
 	w.m.super++ // now written to the superblock
+	return w.replay(ctx, rec)
+}
+
+// replay inserts the keys again.
+func (w *world) replay(ctx context.Context, rec *Recovery) error {
 	at := uint64(0)
-	err = rec.EachKey(ctx, func(seq uint64, k *ondisk.Key) error {
+	err := rec.EachKey(ctx, func(seq uint64, k *ondisk.Key) error {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		if at != 0 && seq != at {
@@ -302,7 +308,7 @@ func (w *world) WriteOldest(ctx context.Context, upTo uint64) error {
 		for lf.busy {
 			w.idle.Wait()
 		}
-		pinned := lf.pin.Held() && lf.pin.Seq() <= upTo && w.replayed
+		pinned := lf.pin.Held() && lf.pin.Seq() <= upTo && w.replayed && !w.hold
 		w.mu.Unlock()
 		if !pinned {
 			continue
@@ -361,6 +367,9 @@ func (w *world) changeRoot(ctx context.Context, split, urgent bool) error {
 	seq := w.j.RequestEntryLocked(urgent || split && w.reclaiming)
 	w.mu.Unlock()
 	err := w.j.WaitDurable(ctx, seq)
+	w.mu.Lock()
+	w.placedLocked()
+	w.mu.Unlock()
 	if err == nil {
 		w.m.rooted = max(w.m.rooted, root)
 	}
@@ -405,7 +414,16 @@ func (w *world) appendLocked(res *Reservation, i, n int) uint64 {
 	}
 	seq := w.j.AppendLocked(res, keys)
 	w.j.PinLocked(&lf.pin, seq)
+	w.placedLocked()
 	return seq
+}
+
+// placedLocked checks that the open entry, with all that is reserved, can be closed.
+func (w *world) placedLocked() {
+	j := w.j
+	if _, ok := j.ring.put(j.ring.space(j.pos), j.words+j.reserved); !ok && j.words+j.reserved > 0 {
+		w.fatal("%d words in the open entry and %d reserved have no place: %+v", j.words, j.reserved, j.ring.space(j.pos))
+	}
 }
 
 // sync flushes, and notes what is flushed by that.
