@@ -64,7 +64,7 @@ func (s *Set) readJournal(ctx context.Context) error {
 	next := make(chan int)
 	for range min(4, max(n, 1)) {
 		wg.Go(func() {
-			buf := make([]byte, g.BucketBytes())
+			buf := make([]byte, min(g.BucketBytes(), journalWindow+ondisk.MaxJSetBytes))
 			for i := range next {
 				s.readJournalBucket(i, &buckets[i], buf)
 			}
@@ -99,48 +99,91 @@ func (s *Set) readJournal(ctx context.Context) error {
 	return s.readNeeded(ctx)
 }
 
-// readJournalBucket reads one bucket of the ring into buf and finds its entries. A kernel stops at the first block
-// that does not begin one; here the rest is looked through too. What an earlier lap left there is never needed (its
-// numbers are smaller), but an entry behind one that went bad is.
+// readJournalBucket reads one bucket of the ring, through buf, and finds its entries. A kernel stops at the first
+// block that does not begin one; here the rest is looked through too. What an earlier lap left there is never needed
+// (its numbers are smaller), but an entry behind one that went bad is.
 func (s *Set) readJournalBucket(i int, b *journalBucket, buf []byte) {
-	g := &s.Geo
-	start := g.BucketStart(s.Super.D[i])
-	if b.readErr = s.io.ReadAt(buf, int64(start)*ondisk.SectorSize); b.readErr != nil {
-		b.unread = s.readPieces(buf, int64(start)*ondisk.SectorSize)
-	}
-	block := g.BlockBytes()
-	stopped := false // at something that is no entry, at least once
-	for at := 0; len(buf)-at >= ondisk.JSetHeaderBytes; {
-		rest := buf[at:]
-		j, err := ondisk.DecodeJSet(rest, g)
-		e := Entry{Seq: j.Seq, LastSeq: j.LastSeq, Index: i, Sector: start + uint64(at)/ondisk.SectorSize, Bytes: j.Bytes(), Keys: j.Keys}
-		if errors.Is(err, ondisk.ErrNoJSet) && mendMagic(rest, g) {
-			if j, err = ondisk.DecodeJSet(rest, g); err == nil {
-				e = Entry{Seq: j.Seq, LastSeq: j.LastSeq, Index: i, Sector: e.Sector, Bytes: j.Bytes(), Keys: j.Keys, mangled: true}
-				b.flaws = append(b.flaws, journalFlaw{JournalDamaged, e, fmt.Sprintf("entry %d is right but for its magic number: a kernel does not see it", j.Seq)})
+	start := int64(s.Geo.BucketStart(s.Super.D[i])) * ondisk.SectorSize
+	scan := journalScan{s: s, b: b, index: i, start: uint64(start) / ondisk.SectorSize}
+	size := s.Geo.BucketBytes()
+	for base := int64(0); base < size; base += journalWindow {
+		window := buf[:min(int64(len(buf)), size-base)]
+		if err := s.io.ReadAt(window, start+base); err != nil {
+			if b.readErr == nil {
+				b.readErr = err
+			}
+			for _, at := range s.readPieces(window, start+base) {
+				if at += base; len(b.unread) == 0 || b.unread[len(b.unread)-1] < at { // windows overlap
+					b.unread = append(b.unread, at)
+				}
 			}
 		}
-		if err == nil {
-			b.entries = append(b.entries, e)
-			if j.Seq >= b.newest.Seq {
-				b.newest = j
-				b.newest.Data = nil
-			}
-			at += (e.Bytes + block - 1) / block * block
+		scan.window(window, base, min(base+journalWindow, size))
+	}
+}
+
+// journalWindow is how much of a journal bucket is looked at at once, in bytes. The buffer is larger by one entry, so
+// that every entry that begins in the window is in it whole.
+const journalWindow = 4 << 20
+
+// A journalScan goes through one bucket of the ring.
+type journalScan struct {
+	s       *Set
+	b       *journalBucket
+	index   int
+	start   uint64 // of the bucket, sectors
+	at      int64  // in the bucket, bytes
+	stopped bool   // at something that is no entry, at least once
+}
+
+// window looks for entries that begin before end. buf holds the bucket from base on.
+func (j *journalScan) window(buf []byte, base, end int64) {
+	g := &j.s.Geo
+	block := int64(g.BlockBytes())
+	for j.at < end {
+		rest := buf[j.at-base:]
+		if len(rest) < ondisk.JSetHeaderBytes {
+			j.at += block
 			continue
 		}
-		if end := uint64(len(rest)); e.Bytes > ondisk.MaxJSetBytes || uint64(e.Bytes) > end {
+		set, err := ondisk.DecodeJSet(rest, g)
+		mended := errors.Is(err, ondisk.ErrNoJSet) && mendMagic(rest, g)
+		if mended {
+			set, err = ondisk.DecodeJSet(rest, g)
+		}
+		e := Entry{
+			Seq: set.Seq, LastSeq: set.LastSeq, Index: j.index, Sector: j.start + uint64(j.at)/ondisk.SectorSize,
+			Bytes: set.Bytes(), Keys: set.Keys, mangled: mended && err == nil,
+		}
+		if err == nil {
+			j.found(e, set)
+			j.at += (int64(e.Bytes) + block - 1) / block * block
+			continue
+		}
+		if e.Bytes > ondisk.MaxJSetBytes || e.Bytes > len(rest) {
 			e.Bytes = ondisk.JSetHeaderBytes
 		}
 		switch {
 		case errors.Is(err, ondisk.ErrNoJSet):
 		case !errors.Is(err, ondisk.ErrBadJSet):
-			b.flaws = append(b.flaws, journalFlaw{JournalDamaged, e, err.Error()})
-		case !stopped || e.Seq > b.newest.Seq:
-			b.flaws = append(b.flaws, journalFlaw{JournalTorn, e, err.Error()})
+			j.b.flaws = append(j.b.flaws, journalFlaw{JournalDamaged, e, err.Error()})
+		case !j.stopped || e.Seq > j.b.newest.Seq:
+			j.b.flaws = append(j.b.flaws, journalFlaw{JournalTorn, e, err.Error()})
 		}
-		stopped = true
-		at += block
+		j.stopped = true
+		j.at += block
+	}
+}
+
+// found takes an entry over.
+func (j *journalScan) found(e Entry, set ondisk.JSet) {
+	if e.mangled {
+		j.b.flaws = append(j.b.flaws, journalFlaw{JournalDamaged, e, fmt.Sprintf("entry %d is right but for its magic number: a kernel does not see it", e.Seq)})
+	}
+	j.b.entries = append(j.b.entries, e)
+	if set.Seq >= j.b.newest.Seq {
+		j.b.newest = set
+		j.b.newest.Data = nil
 	}
 }
 

@@ -180,7 +180,7 @@ var codes = map[Code]explanation{
 	KeyBeyondEnd:      {Harmless, "Clean extents beyond the end of the backing device or volume."},
 
 	DataDirty: {AtRisk, "The only copy of some data cannot be read from the cache device."},
-	DataClean: {Degraded, "A clean copy cannot be read from the cache device; the backing device has the data."},
+	DataClean: {Degraded, "A clean copy cannot be read from the cache device. The backing device should have the data, and will have lost it only if its own write was lost in a power cut; reading there is an error."},
 }
 
 // Severity returns what findings of this code mean.

@@ -230,13 +230,14 @@ const (
 	FaultNoPtr           // a node reference without pointer
 	FaultDirtyNode       // a node reference with the dirty bit
 	FaultInode           // a leaf key of a slot that the uuid array does not have
+	FaultBigNode         // a node reference of more than the metadata part of a bucket
 )
 
 var faultText = [...]string{
 	FaultNone: "good", FaultEmpty: "size is 0", FaultTooBig: "size is larger than the end",
 	FaultCrosses: "runs past the end of its bucket", FaultOutside: "bucket is not one of this device",
 	FaultNoPtr: "node reference has no pointer", FaultDirtyNode: "node reference is dirty",
-	FaultInode: "inode is not a slot of the uuid array",
+	FaultInode: "inode is not a slot of the uuid array", FaultBigNode: "node reference is larger than metadata can be",
 }
 
 func (f Fault) String() string { return faultText[f] }
@@ -280,6 +281,8 @@ func (g *Geometry) NodeFault(k *Key) Fault {
 		return FaultEmpty
 	case k.Dirty():
 		return FaultDirtyNode
+	case k.Size() > g.MetaSectors:
+		return FaultBigNode
 	}
 	return g.inBounds(k)
 }

@@ -352,6 +352,12 @@ func TestKeyFaults(t *testing.T) {
 	if g.NodeFault(&inv) != FaultNoPtr || g.NodeFault(&dirty) != FaultDirtyNode {
 		t.Error("node faults")
 	}
+	sb := sampleCache(8)
+	sb.BucketSize16 = 16384
+	large := NewGeometry(sb)
+	if k := NewChild(0, 0, 8193, MakePtr(1, 2*16384, 0)); large.NodeFault(&k) != FaultBigNode {
+		t.Error("a node of more than 4 MiB")
+	}
 }
 
 func TestGenerations(t *testing.T) {
