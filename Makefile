@@ -53,10 +53,10 @@ lint: ## format, vet, staticcheck, imports
 	@scripts/lint
 
 unit: build ## tests, without the race detector
-	@scripts/with-tools $(GO) test -count=1 -timeout 9m ./...
+	@scripts/with-tools $(GO) test -count=1 -timeout 15m ./...
 
 race-short: ## the race detector over the packages whose goroutines meet, their short tests
-	@CGO_ENABLED=1 scripts/with-tools $(GO) test -count=1 -timeout 9m -race -short -tags invariants $(RACE)
+	@CGO_ENABLED=1 scripts/with-tools $(GO) test -count=1 -timeout 15m -race -short -tags invariants $(RACE)
 
 race: ## the race detector over everything
 	@CGO_ENABLED=1 scripts/with-tools $(GO) test -count=1 -timeout 60m -race -tags invariants ./...
