@@ -66,7 +66,7 @@ start() {
 	if ! fio --name=fill --ioengine=nbd --uri="nbd+unix:///?socket=$tmp/$1.sock" --rw=write --bs=1m --iodepth=4 \
 		--size="$size" --output="$tmp/fill.log"; then
 		# an export that can only be read comes filled
-		grep -q -i 'read.only' "$tmp/fill.log" || { cat "$tmp/$1.log" "$tmp/fill.log" >&2; exit 1; }
+		grep -q -i -e 'read.only' -e 'not permitted' "$tmp/fill.log" || { cat "$tmp/$1.log" "$tmp/fill.log" >&2; exit 1; }
 	fi
 }
 cpu() { awk '{ sub(/.*\) /, ""); print $12 + $13 }' "/proc/$(cat "$tmp/$1.pid")/stat"; }
