@@ -112,7 +112,7 @@ func TestBlockDeviceIsExclusive(t *testing.T) {
 func helper(t *testing.T, input, ready, name string, args ...string) {
 	t.Helper()
 	if _, err := exec.LookPath(name); err != nil {
-		t.Skip("needs ", name)
+		missingTool(t, name)
 	}
 	cmd := exec.Command(name, args...)
 	stdin, err := cmd.StdinPipe()
@@ -163,7 +163,7 @@ func TestFlockOfOthersIsHonoured(t *testing.T) {
 
 func TestOurFlockIsSeenByOthers(t *testing.T) {
 	if _, err := exec.LookPath("flock"); err != nil {
-		t.Skip("needs flock")
+		missingTool(t, "flock")
 	}
 	try := func(how, path string) bool {
 		return exec.Command("flock", "--nonblock", how, path, "true").Run() == nil
@@ -186,7 +186,7 @@ func TestOurFlockIsSeenByOthers(t *testing.T) {
 
 func TestQemuAndWeExcludeEachOther(t *testing.T) {
 	if _, err := exec.LookPath("qemu-io"); err != nil {
-		t.Skip("needs qemu-io")
+		missingTool(t, "qemu-io")
 	}
 	qemuOpens := func(path string, args ...string) bool {
 		out, err := exec.Command("qemu-io", append(args, "-f", "raw", "-c", "length", path)...).CombinedOutput()
@@ -236,7 +236,7 @@ func qemuIO(t *testing.T, path string, args ...string) {
 func TestBusyNamesWhatIsBuiltOnIt(t *testing.T) {
 	dev := loopDevice(t, makeFile(t, diskDir(t), 4<<20))
 	if _, err := exec.LookPath("dmsetup"); err != nil {
-		t.Skip("needs dmsetup")
+		missingTool(t, "dmsetup")
 	}
 	cmd := exec.Command("dmsetup", "create", "--noudevrules", "--noudevsync", "blockdev-test", "--table", "0 1024 linear "+dev+" 0")
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -255,7 +255,7 @@ func TestBusyNamesWhatIsBuiltOnIt(t *testing.T) {
 func TestBusyNamesTheMount(t *testing.T) {
 	dev := loopDevice(t, makeFile(t, diskDir(t), 16<<20))
 	if _, err := exec.LookPath("mkfs.ext4"); err != nil {
-		t.Skip("needs mkfs.ext4")
+		missingTool(t, "mkfs.ext4")
 	}
 	if out, err := exec.Command("mkfs.ext4", "-q", dev).CombinedOutput(); err != nil {
 		t.Fatalf("mkfs: %v: %s", err, out)
@@ -329,7 +329,7 @@ func TestBusyNamesTheMountOfTheLoop(t *testing.T) {
 	path := makeFile(t, diskDir(t), 16<<20)
 	dev := loopDevice(t, path)
 	if _, err := exec.LookPath("mkfs.ext4"); err != nil {
-		t.Skip("needs mkfs.ext4")
+		missingTool(t, "mkfs.ext4")
 	}
 	if out, err := exec.Command("mkfs.ext4", "-q", dev).CombinedOutput(); err != nil {
 		t.Fatalf("mkfs: %v: %s", err, out)
@@ -392,4 +392,13 @@ func reopen(t *testing.T, path string) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// missingTool skips a test for want of a program, or fails it where programs must be there.
+func missingTool(t *testing.T, name string) {
+	t.Helper()
+	if os.Getenv("UBCACHE_REQUIRE_TOOLS") == "1" {
+		t.Fatalf("UBCACHE_REQUIRE_TOOLS is 1, and there is no %s", name)
+	}
+	t.Skip("needs ", name)
 }
