@@ -22,7 +22,7 @@ func mounted(t *testing.T, sectorSize string) string {
 	dir := t.TempDir()
 	for _, c := range [][]string{{"mkfs.ext4", "-q", dev}, {"mount", dev, dir}} {
 		if _, err := exec.LookPath(c[0]); err != nil {
-			t.Skip("needs ", c[0])
+			missingTool(t, c[0])
 		}
 		if out, err := exec.Command(c[0], c[1:]...).CombinedOutput(); err != nil {
 			t.Skipf("needs a file system of its own: %v: %v: %s", c, err, out)

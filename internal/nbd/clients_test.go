@@ -288,6 +288,9 @@ func TestClientQemu(t *testing.T) {
 func TestClientFio(t *testing.T) {
 	tool(t, "fio")
 	if out, err := exec.Command("fio", "--enghelp").CombinedOutput(); err != nil || !strings.Contains(string(out), "nbd") {
+		if os.Getenv("UBCACHE_REQUIRE_TOOLS") == "1" {
+			t.Fatal("UBCACHE_REQUIRE_TOOLS is 1, and fio has no nbd engine")
+		}
 		t.Skip("fio has no nbd engine")
 	}
 	_, path := clientServer(t)
