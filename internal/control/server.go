@@ -1,0 +1,265 @@
+package control
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// A Backend is what a Server answers for. All methods may be called at the same time. Errors that are a *Error are
+// answered as they are, others as ErrFailed, or as ErrTimeout if that is what they say.
+type Backend interface {
+	// Status takes milliseconds, whatever the size of the cache.
+	Status(ctx context.Context) (*Status, error)
+	Objects(ctx context.Context) ([]string, error)
+	Attributes(ctx context.Context, object string) ([]Attribute, error)
+	Attribute(ctx context.Context, object, name string) (string, error)
+	SetAttribute(ctx context.Context, object, name, value string) error
+}
+
+// Limits of a server. A client that keeps to none of them holds one connection, for a bounded time.
+const (
+	maxBody    = 64 << 10 // bytes of a request's body
+	maxHeader  = 16 << 10 // bytes of its head
+	maxConns   = 64       // more wait
+	readLimit  = 5 * time.Second
+	workLimit  = 30 * time.Second // of a Backend's method
+	idleLimit  = 30 * time.Second
+	writeLimit = workLimit + 10*time.Second
+)
+
+// A Server answers requests. Log, if not nil, hears of what fails inside.
+type Server struct {
+	backend Backend
+	http    *http.Server
+	slots   chan struct{} // one for each connection
+	done    chan struct{} // closed by Shutdown
+	once    sync.Once
+}
+
+// NewServer makes a server. Shutdown releases it.
+func NewServer(b Backend, log *slog.Logger) *Server {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	s := &Server{backend: b, slots: make(chan struct{}, maxConns), done: make(chan struct{})}
+	s.http = &http.Server{
+		Handler: s, ReadTimeout: readLimit, WriteTimeout: writeLimit, IdleTimeout: idleLimit, MaxHeaderBytes: maxHeader,
+		DisableGeneralOptionsHandler: true, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+	}
+	return s
+}
+
+// Serve answers connections from l, which it closes in the end, until Shutdown.
+func (s *Server) Serve(l net.Listener) error {
+	err := s.http.Serve(&limited{l, s.slots, s.done})
+	select {
+	case <-s.done:
+		return nil
+	default:
+		return err
+	}
+}
+
+// Shutdown closes the listeners and waits until the requests in flight are answered. When ctx ends first, the
+// connections are closed and ctx's error is returned.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.once.Do(func() { close(s.done) })
+	err := s.http.Shutdown(ctx)
+	if err != nil {
+		s.http.Close()
+	}
+	return err
+}
+
+// limited lets only so many connections be open at a time.
+type limited struct {
+	net.Listener
+	slots, done chan struct{}
+}
+
+func (l *limited) Accept() (net.Conn, error) {
+	select {
+	case l.slots <- struct{}{}:
+	case <-l.done:
+		return nil, net.ErrClosed
+	}
+	c, err := l.Listener.Accept()
+	if err != nil {
+		<-l.slots
+		return nil, err
+	}
+	return &slotConn{Conn: c, slots: l.slots}, nil
+}
+
+type slotConn struct {
+	net.Conn
+	slots chan struct{}
+	once  sync.Once
+}
+
+func (c *slotConn) Close() error {
+	err := c.Conn.Close()
+	c.once.Do(func() { <-c.slots })
+	return err
+}
+
+// An endpoint is a path of version 1.
+type endpoint struct {
+	path     string
+	params   []string // all must be given, once
+	get, put func(s *Server, r *http.Request, params []string) (any, error)
+}
+
+var endpoints = []endpoint{
+	{path: "/v1/status", get: func(s *Server, r *http.Request, _ []string) (any, error) {
+		return s.backend.Status(r.Context())
+	}},
+	{path: "/v1/objects", get: func(s *Server, r *http.Request, _ []string) (any, error) {
+		list, err := s.backend.Objects(r.Context())
+		return objectsReply{list}, err
+	}},
+	{path: "/v1/attributes", params: []string{"object"}, get: func(s *Server, r *http.Request, p []string) (any, error) {
+		list, err := s.backend.Attributes(r.Context(), p[0])
+		return attributesReply{list}, err
+	}},
+	{
+		path: "/v1/attribute", params: []string{"object", "name"},
+		get: func(s *Server, r *http.Request, p []string) (any, error) {
+			value, err := s.backend.Attribute(r.Context(), p[0], p[1])
+			return valueReply{value}, err
+		},
+		put: (*Server).setAttribute,
+	},
+}
+
+func (s *Server) setAttribute(r *http.Request, p []string) (any, error) {
+	body, err := io.ReadAll(http.MaxBytesReader(nil, r.Body, maxBody))
+	if err != nil {
+		return nil, errorf(ErrBadRequest, "the body cannot be read, or has more than %d bytes: %v", maxBody, err)
+	}
+	var v valueRequest
+	d := json.NewDecoder(bytes.NewReader(body))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&v); err != nil || v.Value == nil {
+		return nil, errorf(ErrBadRequest, `the body is not {"value": "TEXT"}: %v`, err)
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return nil, errorf(ErrBadRequest, `more follows after {"value": "TEXT"}`)
+	}
+	if err := s.backend.SetAttribute(r.Context(), p[0], p[1], *v.Value); err != nil {
+		return nil, err
+	}
+	// What can only be written has no value to answer with.
+	value, _ := s.backend.Attribute(r.Context(), p[0], p[1])
+	return valueReply{value}, nil
+}
+
+// ServeHTTP answers one request.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), workLimit)
+	defer cancel()
+	status := http.StatusOK
+	reply, err := s.answer(r.WithContext(ctx), w.Header())
+	if err != nil {
+		e := toError(err)
+		reply, status = errorReply{e}, e.status()
+		if errors.Is(e, ErrUnknownRequest) && w.Header().Get("Allow") != "" {
+			status = http.StatusMethodNotAllowed
+		}
+	}
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(reply); err != nil {
+		status = http.StatusInternalServerError
+		b.Reset()
+		enc.Encode(errorReply{errorf(ErrFailed, "the answer has no JSON form: %v", err)})
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	w.Write(b.Bytes())
+}
+
+// answer finds out what a request wants. On a method that is not known it sets Allow.
+func (s *Server) answer(r *http.Request, header http.Header) (any, error) {
+	i := slices.IndexFunc(endpoints, func(e endpoint) bool { return e.path == r.URL.Path })
+	if i < 0 {
+		return nil, unknownPath(r.URL.Path)
+	}
+	e := &endpoints[i]
+	work, methods := e.get, []string{"GET"}
+	if e.put != nil {
+		methods = append(methods, "PUT")
+	}
+	switch {
+	case r.Method == "PUT" && e.put != nil:
+		work = e.put
+	case r.Method != "GET":
+		header.Set("Allow", strings.Join(methods, ", "))
+		u := errorf(ErrUnknownRequest, "%s takes %s, not %q", e.path, strings.Join(methods, " and "), r.Method)
+		u.Known = methods
+		return nil, u
+	}
+	params, err := e.parse(r.URL.RawQuery)
+	if err != nil {
+		return nil, err
+	}
+	return work(s, r, params)
+}
+
+// parse returns the values of an endpoint's parameters in their order.
+func (e *endpoint) parse(query string) ([]string, error) {
+	fail := func(format string, args ...any) error {
+		want := "none"
+		if len(e.params) > 0 {
+			want = strings.Join(e.params, " and ") + ", each once"
+		}
+		b := errorf(ErrBadRequest, "parameters of %s: %s; want %s", e.path, fmt.Sprintf(format, args...), want)
+		b.Known = e.params
+		return b
+	}
+	q, err := url.ParseQuery(query)
+	if err != nil {
+		return nil, fail("%v", err)
+	}
+	for name := range q {
+		if !slices.Contains(e.params, name) {
+			return nil, fail("%q is not known", name)
+		}
+	}
+	values := make([]string, len(e.params))
+	for i, name := range e.params {
+		if len(q[name]) != 1 {
+			return nil, fail("%s is given %d times", name, len(q[name]))
+		}
+		values[i] = q[name][0]
+	}
+	return values, nil
+}
+
+// unknownPath says what is known instead of a path.
+func unknownPath(path string) *Error {
+	if !strings.HasPrefix(path, "/v1/") {
+		e := errorf(ErrUnknownRequest, "%q is not known: this daemon speaks version 1, whose paths begin with /v1/", path)
+		e.Known = []string{"/v1/"}
+		return e
+	}
+	e := errorf(ErrUnknownRequest, "%q is not known", path)
+	for i := range endpoints {
+		e.Known = append(e.Known, endpoints[i].path)
+	}
+	e.Message += "; there are: " + strings.Join(e.Known, ", ")
+	return e
+}

@@ -1,0 +1,244 @@
+package control
+
+import (
+	"math"
+	"strconv"
+	"time"
+)
+
+// A Number is an exact count. Of a daemon of another version it may not be told.
+type Number struct {
+	n    int64
+	told bool
+}
+
+// Num makes a Number; what is above 2^63 - 1 becomes that.
+func Num[T int | int64 | uint64](n T) Number {
+	if n > 0 && uint64(n) > math.MaxInt64 {
+		return Number{math.MaxInt64, true}
+	}
+	return Number{int64(n), true}
+}
+
+// Value returns the count, and whether it is known.
+func (n Number) Value() (int64, bool) { return n.n, n.told }
+
+// Plus is a sum, known if both are.
+func (n Number) Plus(m Number) Number {
+	if !n.told || !m.told {
+		return Number{}
+	}
+	return Number{n.n + m.n, true}
+}
+
+// String writes the count, or "-".
+func (n Number) String() string {
+	if !n.told {
+		return "-"
+	}
+	return strconv.FormatInt(n.n, 10)
+}
+
+// IsZero leaves what is not told out of JSON.
+func (n Number) IsZero() bool { return !n.told }
+
+// MarshalJSON writes an integer, or null.
+func (n Number) MarshalJSON() ([]byte, error) {
+	if !n.told {
+		return []byte("null"), nil
+	}
+	return strconv.AppendInt(nil, n.n, 10), nil
+}
+
+// UnmarshalJSON takes what is no integer for not told: one figure must not make the others unreadable.
+func (n *Number) UnmarshalJSON(b []byte) error {
+	v, err := strconv.ParseInt(string(b), 10, 64)
+	*n = Number{v, err == nil}
+	if err != nil {
+		n.n = 0
+	}
+	return nil
+}
+
+// Status is what a daemon serves, and how that goes. Counters begin with the daemon.
+type Status struct {
+	Version string    `json:"version"` // of the program
+	PID     int       `json:"pid"`
+	Started time.Time `json:"started"`
+	Set     Set       `json:"set"`
+	Volumes []Volume  `json:"volumes"`
+	Total   Counters  `json:"total"` // the sum over the volumes
+}
+
+// Set describes the cache set.
+type Set struct {
+	UUID         string  `json:"uuid"`
+	BucketBytes  Number  `json:"bucket_bytes,omitzero"`
+	BlockBytes   Number  `json:"block_bytes,omitzero"`
+	InUsePercent Number  `json:"in_use_percent,omitzero"` // of all buckets, those that are not available
+	Buckets      Buckets `json:"buckets"`
+	CachedBytes  Number  `json:"cached_bytes,omitzero"` // data in the cache, dirty data included
+	DirtyBytes   Number  `json:"dirty_bytes,omitzero"`  // of that, data that is not on the backing devices yet
+	Btree        Btree   `json:"btree"`
+	Journal      Journal `json:"journal"`
+	Batches      Number  `json:"allocation_batches,omitzero"`
+	Evicted      Number  `json:"evicted_buckets,omitzero"` // reused although clean data was in them
+}
+
+// Buckets says how many buckets of the cache device are in which state; each is in one.
+type Buckets struct {
+	Total     Number `json:"total,omitzero"`
+	Available Number `json:"available,omitzero"` // may be reused without writing anything back: empty, clean and ready ones
+	Empty     Number `json:"empty,omitzero"`     // no data
+	Clean     Number `json:"clean,omitzero"`     // all data is on the backing devices too
+	Ready     Number `json:"ready,omitzero"`     // prepared for the next data
+	Dirty     Number `json:"dirty,omitzero"`     // some data is not on the backing devices yet
+	Metadata  Number `json:"metadata,omitzero"`  // index, generations, list of volumes
+	Pinned    Number `json:"pinned,omitzero"`    // in the hands of requests
+	Fixed     Number `json:"fixed,omitzero"`     // superblock and journal
+	Suspect   Number `json:"suspect,omitzero"`   // content in doubt, put aside until it is verified
+}
+
+// Btree describes the index in memory.
+type Btree struct {
+	Nodes Number `json:"nodes_in_memory,omitzero"`
+	Bytes Number `json:"bytes_in_memory,omitzero"`
+}
+
+// Journal counts what was written to the journal.
+type Journal struct {
+	Entries Number `json:"entries,omitzero"`
+	Keys    Number `json:"keys,omitzero"`
+	Bytes   Number `json:"bytes,omitzero"`
+}
+
+// Volume describes a volume.
+type Volume struct {
+	Name        string   `json:"name"`
+	SizeBytes   Number   `json:"size_bytes,omitzero"`
+	BlockBytes  Number   `json:"block_bytes,omitzero"`
+	Mode        string   `json:"cache_mode,omitempty"`
+	State       string   `json:"state,omitempty"` // of the backing device: clean, dirty, ...
+	NBD         []string `json:"nbd,omitempty"`   // URIs
+	Connections Number   `json:"connections,omitzero"`
+	Counters
+}
+
+// Counters are those of one volume, or of all.
+type Counters struct {
+	DirtyBytes Number   `json:"dirty_bytes,omitzero"`
+	Requests   Requests `json:"requests"`
+	Cache      Cache    `json:"cache"`
+	Bypassed   Bypassed `json:"bypassed"`
+}
+
+// Requests counts what clients asked for.
+type Requests struct {
+	Reads        Number `json:"reads,omitzero"`
+	ReadBytes    Number `json:"read_bytes,omitzero"`
+	Writes       Number `json:"writes,omitzero"`
+	WrittenBytes Number `json:"written_bytes,omitzero"`
+	Flushes      Number `json:"flushes,omitzero"`
+	Discards     Number `json:"discards,omitzero"`
+	Zeroes       Number `json:"zeroes,omitzero"`
+}
+
+// Cache counts read requests that were not bypassed. One that was only partly in the cache is a miss.
+type Cache struct {
+	Hits            Number   `json:"hits,omitzero"`
+	Misses          Number   `json:"misses,omitzero"`
+	HitRatioPercent *float64 `json:"hit_ratio_percent,omitempty"` // nil while there were no such requests
+	MissCollisions  Number   `json:"miss_collisions,omitzero"`    // data of a miss that was not kept: a write came between
+	ReadRaces       Number   `json:"read_races,omitzero"`         // reads repeated, their bucket was reused meanwhile
+	ReadErrors      Number   `json:"read_errors,omitzero"`        // of the cache device
+}
+
+// Bypassed counts requests that were kept out of the cache.
+type Bypassed struct {
+	ReadHits   Number            `json:"read_hits,omitzero"`   // read requests that were in the cache all the same
+	ReadMisses Number            `json:"read_misses,omitzero"` // the other read requests
+	Bytes      Number            `json:"bytes,omitzero"`       // reads and writes
+	ByReason   map[string]Number `json:"by_reason,omitempty"`  // requests, reads and writes
+}
+
+// HitRatio returns hits in percent of hits and misses, nil without any.
+func (c *Cache) HitRatio() *float64 {
+	hits, known := c.Hits.Value()
+	misses, also := c.Misses.Value()
+	if !known || !also || hits < 0 || misses < 0 || hits+misses <= 0 {
+		return nil
+	}
+	// Rounded down: 100 is said only where there was no miss.
+	r := math.Floor(float64(hits)/float64(hits+misses)*10000) / 100
+	if misses > 0 {
+		r = min(r, 99.99)
+	}
+	return &r
+}
+
+// Sum adds up the counters of volumes.
+func Sum(volumes []Volume) Counters {
+	zero := Num(0)
+	t := Counters{
+		DirtyBytes: zero,
+		Requests:   Requests{zero, zero, zero, zero, zero, zero, zero},
+		Cache:      Cache{Hits: zero, Misses: zero, MissCollisions: zero, ReadRaces: zero, ReadErrors: zero},
+		Bypassed:   Bypassed{ReadHits: zero, ReadMisses: zero, Bytes: zero, ByReason: map[string]Number{}},
+	}
+	add := func(to *Number, n Number) { *to = to.Plus(n) }
+	for i := range volumes {
+		v := &volumes[i].Counters
+		add(&t.DirtyBytes, v.DirtyBytes)
+		r, s := &t.Requests, &v.Requests
+		add(&r.Reads, s.Reads)
+		add(&r.ReadBytes, s.ReadBytes)
+		add(&r.Writes, s.Writes)
+		add(&r.WrittenBytes, s.WrittenBytes)
+		add(&r.Flushes, s.Flushes)
+		add(&r.Discards, s.Discards)
+		add(&r.Zeroes, s.Zeroes)
+		c, d := &t.Cache, &v.Cache
+		add(&c.Hits, d.Hits)
+		add(&c.Misses, d.Misses)
+		add(&c.MissCollisions, d.MissCollisions)
+		add(&c.ReadRaces, d.ReadRaces)
+		add(&c.ReadErrors, d.ReadErrors)
+		add(&t.Bypassed.ReadHits, v.Bypassed.ReadHits)
+		add(&t.Bypassed.ReadMisses, v.Bypassed.ReadMisses)
+		add(&t.Bypassed.Bytes, v.Bypassed.Bytes)
+		for reason, n := range v.Bypassed.ByReason {
+			if old, ok := t.Bypassed.ByReason[reason]; ok {
+				n = n.Plus(old)
+			}
+			t.Bypassed.ByReason[reason] = n
+		}
+	}
+	t.Cache.HitRatioPercent = t.Cache.HitRatio()
+	return t
+}
+
+// An Attribute is one setting or reading of an object, under the name that it has in the kernel's sysfs.
+type Attribute struct {
+	Name     string `json:"name"`
+	Value    string `json:"value"` // without the newline at the end; empty for those that can only be written
+	Writable bool   `json:"writable"`
+}
+
+// The other replies, and the body of a PUT.
+type (
+	objectsReply struct {
+		Objects []string `json:"objects"`
+	}
+	attributesReply struct {
+		Attributes []Attribute `json:"attributes"`
+	}
+	valueReply struct {
+		Value string `json:"value"`
+	}
+	valueRequest struct {
+		Value *string `json:"value"`
+	}
+	errorReply struct {
+		Error *Error `json:"error"`
+	}
+)
