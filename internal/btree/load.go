@@ -158,6 +158,16 @@ func (n *Node) EachChild(fn func(r Ref)) {
 	}
 }
 
+// EachExtent calls fn with the extents of a leaf, in order, those without pointer too.
+func (n *Node) EachExtent(fn func(x *Extent)) {
+	for c := range n.body.chunks {
+		for i := range n.body.chunks[c].e {
+			x := n.body.chunks[c].at(i)
+			fn(&x)
+		}
+	}
+}
+
 // resolve makes children of the keys that are live and remembers the pointers that are not.
 func (n *Node) resolve(g *ondisk.Geometry, gens Gens) error {
 	live := n.all[:0]

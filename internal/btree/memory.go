@@ -98,5 +98,15 @@ func (s *holds) done(inode uint32, flush uint64) {
 	}
 }
 
+// waiting reports whether any extent of the inode has a hold that has not passed.
+func (s *holds) waiting(inode uint32) bool {
+	for i := range s.list {
+		if h := &s.list[i]; h.refs > 0 && h.inode == inode && !h.passed {
+			return true
+		}
+	}
+	return false
+}
+
 // blocks reports whether a pointer with that hold must stay off the disk.
 func (s *holds) blocks(id uint16) bool { return id != 0 && !s.list[id-1].passed }

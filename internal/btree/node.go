@@ -44,6 +44,9 @@ func (c *child) pos() Pos { return Pos{c.inode, c.end} }
 // A Node is a node of the tree in memory. Of its methods those that change nothing may be called with the lock
 // of the tree held shared.
 type Node struct {
+	// Mark is for who runs the set, guarded by its lock: the tree does not look at it.
+	Mark uint64
+
 	ref    Ref
 	seq    uint64 // in every bset of the node
 	used   uint32 // blocks that are written, or that a write in flight takes

@@ -203,6 +203,13 @@ func (t *Tree) Siblings(list []*Node, n *Node, max int) []*Node {
 	return list
 }
 
+// Blocked reports whether neither the disk nor a write under way has the pointer of a held extent: its backing
+// device was not flushed yet. It is for the extents of a Change, before anything else is inserted.
+func (t *Tree) Blocked(x *Extent) bool { return t.mem.holds.blocks(x.hold) }
+
+// Holding reports whether extents of an inode wait for a flush of its backing device.
+func (t *Tree) Holding(inode uint32) bool { return t.mem.holds.waiting(inode) }
+
 // FlushDone says that the flush of that number of the inode's backing device is done: extents of earlier epochs
 // may go to the disk with their pointers.
 func (t *Tree) FlushDone(inode uint32, flush uint64) { t.mem.holds.done(inode, flush) }

@@ -82,6 +82,9 @@ func (l *Loader) PrioSet(set int, at uint32, p *ondisk.PrioSet) {
 	t.prio[t.named] = append(t.prio[t.named], at)
 }
 
+// Gen returns a bucket's generation as far as it is known by now.
+func (l *Loader) Gen(b uint32) uint8 { return l.t.Gen(b) }
+
 // Fixed says that a bucket belongs to the superblock or the journal. Those in front of the first usable one
 // are known.
 func (l *Loader) Fixed(b uint32) {

@@ -138,6 +138,17 @@ func (t *Table) Stale(p ondisk.Ptr) uint8 {
 	return ondisk.GenAfter(t.Gen(uint32(t.geo.Bucket(p.Sector()))), p.Gen())
 }
 
+// Evicting reports whether a pointer is stale in memory only: the bucket's new generation is not durable yet, so
+// that a crash would make the pointer good again. Its data is then what it was: nothing has been written over it.
+func (t *Table) Evicting(p ondisk.Ptr) bool {
+	b, ok := t.Bucket(p)
+	if !ok {
+		return false
+	}
+	w, s := t.get(b)
+	return s.state() == stateInc && ondisk.GenAfter(w.gen(), p.Gen()) == 1
+}
+
 // Info returns what is known of a bucket.
 func (t *Table) Info(b uint32) Info {
 	w, s := t.get(b)

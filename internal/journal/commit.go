@@ -59,6 +59,9 @@ func (j *Journal) WriteEntry(ctx context.Context) error {
 	return j.waitLocked(ctx, j.RequestEntryLocked(false))
 }
 
+// OpenLocked returns the seq of the open entry: the next key is appended to it. The set's lock is held.
+func (j *Journal) OpenLocked() uint64 { return j.seq }
+
 // DurableLocked returns the greatest entry that is on disk, and its last_seq: no older entry will be replayed.
 func (j *Journal) DurableLocked() (seq, lastSeq uint64) {
 	if j.flying {

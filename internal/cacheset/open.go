@@ -1,0 +1,534 @@
+package cacheset
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/ubcache/ubcache/internal/blockdev"
+	"github.com/ubcache/ubcache/internal/btree"
+	"github.com/ubcache/ubcache/internal/bucket"
+	"github.com/ubcache/ubcache/internal/journal"
+	"github.com/ubcache/ubcache/internal/ondisk"
+)
+
+// Open starts the set on a cache device, whoever ran it before and however that ended, and initialises one that was
+// only formatted. When it returns, all that was flushed, and with the mapping of a process that died all that was
+// acknowledged, is in the index. The device stays the caller's: close it after the set.
+//
+// Order (B 9.9): superblock, journal, mapping, generations, slots; one walk of the tree, which counts; the needed
+// journal entries pin their buckets; the superblock's seq is raised, which ends the mapping's validity; a batch of
+// buckets is made durable; the entries are inserted again; then the set serves.
+func Open(ctx context.Context, dev blockdev.Device, o Options) (_ *Set, err error) {
+	s := newSet(dev, o)
+	defer func() {
+		if err != nil {
+			s.abandon()
+		}
+	}()
+	if s.io, err = blockdev.NewIO(dev, ioDepth); err != nil {
+		return nil, err
+	}
+	s.io = s.io.WithPurpose(blockdev.ForBtree)
+	if s.jio, err = blockdev.NewIO(dev, 2); err != nil {
+		return nil, err
+	}
+	sb, err := ReadSuperblock(s.io)
+	if err != nil {
+		return nil, err
+	}
+	if !sb.IsCache() {
+		return nil, fmt.Errorf("%s: version %d is that of a backing device; a cache device is wanted here", s.info.Name, sb.Version)
+	}
+	s.super = *sb
+	s.geo = ondisk.NewGeometry(sb)
+	for i := range s.open {
+		s.open[i].list = make([]openBucket, openBuckets(s.geo.NBuckets))
+	}
+	s.dirty = make([]int64, s.geo.NrUUIDs)
+	if s.opt.Buckets.Policy == 0 {
+		s.opt.Buckets.Policy = sb.Replacement()
+	}
+	if sb.Sync() {
+		err = s.recover(ctx)
+	} else {
+		err = s.create(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+func newSet(dev blockdev.Device, o Options) *Set {
+	if o.NodeCache == 0 {
+		o.NodeCache = defaultNodeCache
+	}
+	s := &Set{
+		rt: blockdev.RuntimeOf(dev), log: o.Logger, dev: dev, info: dev.Info(), opt: o,
+		pool: blockdev.NewPool(blockdev.PoolOptions{}), loading: map[uint32]struct{}{}, torn: map[ondisk.Ptr]bool{},
+	}
+	if s.log == nil {
+		s.log = slog.New(slog.DiscardHandler)
+	}
+	s.attaching.Init(s.rt)
+	s.mu.Init(s.rt)
+	s.work.Init(&s.mu)
+	s.changed.Init(&s.mu)
+	s.refill.Init(&s.mu)
+	s.ready.Init(&s.mu)
+	s.running.Init(s.rt)
+	s.stop, s.cancel = context.WithCancel(context.Background())
+	return s
+}
+
+// abandon ends a set that could not be opened, or has failed.
+func (s *Set) abandon() {
+	s.cancel()
+	s.mu.Lock()
+	s.closed = true
+	s.wakeAllLocked()
+	s.mu.Unlock()
+	if s.journal != nil {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		_ = s.journal.Close(ctx)
+	}
+	s.running.Wait()
+	if s.jio != nil {
+		_ = s.jio.Close()
+	}
+	if s.io != nil {
+		_ = s.io.Close()
+	}
+	s.pool.Trim(0)
+}
+
+func (s *Set) source() journal.Source {
+	return journal.Source{IO: s.jio, Geometry: s.geo, Buckets: s.super.D[:s.super.NJournal], Discard: s.super.Discard()}
+}
+
+// openJournal starts the journal and raises the superblock's seq, in this order.
+func (s *Set) openJournal(ctx context.Context, rec *journal.Recovery) error {
+	super := s.super
+	super.Seq++
+	super.LastMount = uint32(s.rt.WallTime().Unix())
+	j, err := journal.Open(ctx, journal.Config{
+		Runtime: s.rt, Lock: &s.mu, Source: s.source(), Dev: int(super.NrThisDev), Owner: s, Shared: s.opt.Shared,
+		Identity: journal.Identity{Set: super.SetUUID, Boot: s.opt.Boot, SuperSeq: super.Seq}, Delay: s.opt.JournalDelay,
+	}, rec)
+	if err != nil {
+		return err
+	}
+	s.journal = j
+	if rec != nil {
+		if err := WriteSuperblock(s.io, &super); err != nil {
+			return err
+		}
+	}
+	s.super = super
+	return nil
+}
+
+// startWriters starts the goroutines.
+func (s *Set) startWriters() {
+	for range writers {
+		s.running.Go("node writer", s.write)
+	}
+	s.running.Go("bucket refiller", s.refillLoop)
+	s.running.Go("set ticker", s.tickLoop)
+}
+
+// recover opens a set that has contents.
+func (s *Set) recover(ctx context.Context) error {
+	rec, err := journal.Read(ctx, s.source())
+	if err != nil {
+		return fmt.Errorf("%s: journal: %w", s.info.Name, err)
+	}
+	if s.opt.Shared != nil {
+		n, err := rec.Shared(s.opt.Shared, journal.Identity{Set: s.super.SetUUID, Boot: s.opt.Boot, SuperSeq: s.super.Seq})
+		if err != nil {
+			return fmt.Errorf("%s: the mapped journal entries of the last process: %w", s.info.Name, err)
+		}
+		s.stats.MappedEntries = uint64(n)
+	}
+	l, err := bucket.NewLoader(s.rt, &s.geo, s.opt.Buckets)
+	if err != nil {
+		return fmt.Errorf("%s: %w", s.info.Name, err)
+	}
+	for _, b := range s.super.D[:s.super.NJournal] {
+		l.Fixed(uint32(b))
+	}
+	if err := s.readPrios(l, rec); err != nil {
+		return err
+	}
+	if err := s.readSlots(l, rec); err != nil {
+		return err
+	}
+	if err := s.scan(ctx, l, rec); err != nil {
+		return err
+	}
+	err = rec.EachKey(ctx, func(seq uint64, k *ondisk.Key) error {
+		if f := s.geo.LeafFault(k); f != ondisk.FaultNone && f != ondisk.FaultEmpty {
+			return fmt.Errorf("%s: journal entry %d: key %v: %v: %w", s.info.Name, seq, k, f, ondisk.ErrCorrupt)
+		}
+		for i := range k.Ptrs() {
+			l.Journal(k.P[i])
+		}
+		s.stats.ReplayedKeys++
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	table, report := l.Finish(rec.Newest.Seq, rec.Newest.LastSeq)
+	s.table = table
+	s.log.Debug("the index was read", "set", s.UUID().String(), "nodes", report.Nodes, "extents", report.Extents, "stale", report.Stale, "raised", report.Raised)
+	if report.Conflicts > 0 {
+		return fmt.Errorf("%s: %d buckets hold nodes and data at the same time: %w", s.info.Name, report.Conflicts, ondisk.ErrCorrupt)
+	}
+	if report.DirtyDropped {
+		if err := s.recountDirty(); err != nil {
+			return err
+		}
+	}
+	if err := s.table.AllocatePrioSets(); err != nil {
+		return fmt.Errorf("%s: %w", s.info.Name, err)
+	}
+	if err := s.openJournal(ctx, rec); err != nil {
+		return fmt.Errorf("%s: %w", s.info.Name, err)
+	}
+	s.noted = rec.Newest.Seq
+	if rec.Newest.Version == 0 {
+		// The first entry of the new version must name an array of the new form.
+		if err := s.convertSlots(); err != nil {
+			return err
+		}
+	}
+	if err := s.batch(); err != nil {
+		return fmt.Errorf("%s: first buckets: %w", s.info.Name, err)
+	}
+	s.startWriters()
+	if err := s.replay(ctx, rec); err != nil {
+		return fmt.Errorf("%s: replay: %w", s.info.Name, err)
+	}
+	s.mu.Lock()
+	s.journal.StartedLocked()
+	s.repinLocked()
+	s.mu.Unlock()
+	return nil
+}
+
+// readPrios reads the chain of prio sets.
+func (s *Set) readPrios(l *bucket.Loader, rec *journal.Recovery) error {
+	at := rec.Newest.PrioBucket[s.super.NrThisDev]
+	s.prio = at
+	buf := s.pool.Get(s.geo.MetaBytes())
+	defer buf.Release()
+	seen := map[uint64]bool{}
+	for i := range int(s.geo.NPrio) {
+		if !s.geo.ValidBucket(at) || seen[at] {
+			return s.errCorrupt("prio_set", 0, "set %d of %d would be in bucket %d", i, s.geo.NPrio, at)
+		}
+		seen[at] = true
+		sector := s.geo.BucketStart(at)
+		if err := s.io.WithPurpose(blockdev.ForPrio).ReadAt(buf.Data, int64(sector)*ondisk.SectorSize); err != nil {
+			return err
+		}
+		p, err := ondisk.DecodePrioSet(buf.Data, &s.geo)
+		if err != nil {
+			return ondisk.At(err, s.info.Name, int64(sector))
+		}
+		l.PrioSet(i, uint32(at), &p)
+		s.prioNo = max(s.prioNo, p.Seq)
+		at = p.NextBucket
+	}
+	for b := range seen {
+		l.Meta(uint32(b))
+	}
+	return nil
+}
+
+// readSlots reads the uuid array.
+func (s *Set) readSlots(l *bucket.Loader, rec *journal.Recovery) error {
+	k := rec.Newest.UUIDBucket
+	if f := s.geo.NodeFault(&k); f != ondisk.FaultNone || !k.P[0].Available() || s.geo.Remainder(k.P[0].Sector()) != 0 || k.Size() != s.geo.MetaSectors {
+		return s.errCorrupt("uuid", 0, "uuid_bucket of journal entry %d is %v", rec.Newest.Seq, k)
+	}
+	buf := s.pool.Get(s.geo.MetaBytes())
+	defer buf.Release()
+	if err := s.io.WithPurpose(blockdev.ForUUID).ReadAt(buf.Data, int64(k.P[0].Sector())*ondisk.SectorSize); err != nil {
+		return err
+	}
+	s.slots = make([]ondisk.UUIDEntry, s.geo.NrUUIDs)
+	for i := range s.slots {
+		e, err := ondisk.DecodeUUIDEntry(buf.Data, i, rec.Newest.Version == 0)
+		if err != nil {
+			return err
+		}
+		s.slots[i] = e
+	}
+	s.uuids = k
+	l.Meta(uint32(s.geo.Bucket(k.P[0].Sector())))
+	return nil
+}
+
+// convertSlots writes an array of the old form in the new one, for the next entry to name.
+func (s *Set) convertSlots() error {
+	s.mu.Lock()
+	b, gen, ok := s.table.TakeUnused()
+	s.mu.Unlock()
+	if !ok {
+		return ErrNoSpace
+	}
+	p := ondisk.MakePtr(gen, s.geo.BucketStart(uint64(b)), s.super.NrThisDev)
+	if err := s.putSlots(s.slots, p); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	old := s.uuids
+	s.uuids = ondisk.NewChild(0, 0, s.geo.MetaSectors, p)
+	s.table.FreeAfter(s.bucketOf(old.P[0]), s.journal.OpenLocked())
+	s.mu.Unlock()
+	return nil
+}
+
+// replay inserts the keys of the needed journal entries again: in order, all of them, stale or not, since a stale one
+// still hides what is older (J2).
+func (s *Set) replay(ctx context.Context, rec *journal.Recovery) error {
+	last := uint64(0)
+	err := rec.EachKey(ctx, func(seq uint64, k *ondisk.Key) error {
+		if seq != last && last != 0 {
+			s.mu.Lock()
+			s.journal.ReplayedLocked(last)
+			s.mu.Unlock()
+		}
+		last = seq
+		return s.replayKey(seq, k)
+	})
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	if last != 0 {
+		s.journal.ReplayedLocked(last)
+	}
+	s.mu.Unlock()
+	return s.mend()
+}
+
+// replayKey inserts a key of entry seq.
+func (s *Set) replayKey(seq uint64, k *ondisk.Key) error {
+	if k.Size() == 0 {
+		return nil
+	}
+	key := *k
+	switch {
+	case k.Ptrs() == 0 || !k.P[0].Available():
+		key = ondisk.NewInvalidation(k.Inode(), k.End(), k.Size())
+	case k.Ptrs() > 1:
+		key = ondisk.NewExtent(k.Inode(), k.End(), k.Size(), k.P[0], k.Dirty())
+	}
+	var c btree.Change
+	for {
+		s.mu.Lock()
+		if err := s.errLocked(); err != nil {
+			s.mu.Unlock()
+			return err
+		}
+		o := s.tree.Insert(&key, 0, &c)
+		if o == btree.Done {
+			s.pinLocked(c.Leaf, seq)
+			s.accountLocked(&c)
+			s.table.Apply(&s.deltas, s.journal.OpenLocked(), true)
+			s.grownLocked(c.Leaf)
+			if !c.More {
+				for i := range k.Ptrs() {
+					if b, ok := s.table.Bucket(k.P[i]); ok {
+						s.table.Unpin(b)
+					}
+				}
+				s.mu.Unlock()
+				return nil
+			}
+			key = c.Rest
+		}
+		s.mu.Unlock()
+		var err error
+		switch o {
+		case btree.NeedsNode:
+			err = s.ReadNode(c.Miss)
+		case btree.NeedsRoom:
+			err = s.makeRoom(c.Leaf)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// mend rewrites the nodes whose last append was torn: a kernel would refuse them.
+func (s *Set) mend() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for len(s.torn) > 0 {
+		if err := s.errLocked(); err != nil {
+			return err
+		}
+		var miss btree.Ref
+		var walk func(level int) bool
+		walk = func(level int) bool {
+			for p := (btree.Pos{}); ; {
+				n, m := s.tree.NodeAt(level, p)
+				if n == nil {
+					miss = m
+					return m.IsZero()
+				}
+				if s.torn[n.Ref().Ptr] {
+					s.queueLocked(n, true)
+				}
+				p = n.Ref().High
+			}
+		}
+		if !walk(0) {
+			s.mu.Unlock()
+			err := s.ReadNode(miss)
+			s.mu.Lock()
+			if err != nil {
+				return err
+			}
+			continue
+		}
+		if len(s.torn) > 0 {
+			s.changed.Wait()
+		}
+	}
+	return nil
+}
+
+// create initialises a set that was only formatted.
+//
+// Order (F 18): the journal's buckets are cleared; root, uuid array and prio sets are written; an entry names them;
+// then the superblock says that there are contents. A crash before that leaves a set that was only formatted.
+func (s *Set) create(ctx context.Context) error {
+	super := s.super
+	n := ondisk.JournalBuckets(s.geo.NBuckets)
+	super.NJournal = uint16(n)
+	for i := range n {
+		super.D[i] = s.geo.FirstBucket + uint64(i)
+	}
+	super.Flags |= ondisk.FlagSync
+	if super.Version == ondisk.VersionCache0 {
+		super.Version = ondisk.VersionCache
+	}
+	s.super = super
+	l, err := bucket.NewLoader(s.rt, &s.geo, s.opt.Buckets)
+	if err != nil {
+		return fmt.Errorf("%s: %w", s.info.Name, err)
+	}
+	for _, b := range super.D[:n] {
+		l.Fixed(uint32(b))
+	}
+	s.table, _ = l.Finish(0, 0)
+	if err := s.table.AllocatePrioSets(); err != nil {
+		return fmt.Errorf("%s: %w", s.info.Name, err)
+	}
+	var places [2]ondisk.Ptr
+	for i := range places {
+		b, gen, ok := s.table.TakeUnused()
+		if !ok {
+			return fmt.Errorf("%s: %w", s.info.Name, ErrNoSpace)
+		}
+		places[i] = ondisk.MakePtr(gen, s.geo.BucketStart(uint64(b)), super.NrThisDev)
+	}
+	if err := journal.Erase(ctx, s.source()); err != nil {
+		return err
+	}
+	s.slots = make([]ondisk.UUIDEntry, s.geo.NrUUIDs)
+	if err := s.putSlots(s.slots, places[0]); err != nil {
+		return err
+	}
+	s.uuids = ondisk.NewChild(0, 0, s.geo.MetaSectors, places[0])
+	root := btree.Ref{Sectors: s.geo.NodeSectors, Ptr: places[1], High: btree.MaxPos}
+	buf := s.pool.Get(s.geo.BlockBytes())
+	defer buf.Release()
+	clear(buf.Data)
+	ondisk.EncodeBSet(buf.Data, s.geo.BSetMagic(), s.rt.Uint64()|1<<63|1<<50, root.Ptr, nil)
+	if err := s.io.WriteAt(buf.Data, int64(root.Ptr.Sector())*ondisk.SectorSize, 0); err != nil {
+		return err
+	}
+	s.tree = btree.New(&s.geo, root, s.gen)
+	if err := s.openJournal(ctx, nil); err != nil {
+		return fmt.Errorf("%s: %w", s.info.Name, err)
+	}
+	if err := s.batch(); err != nil { // its entry is the first
+		return fmt.Errorf("%s: first buckets: %w", s.info.Name, err)
+	}
+	if err := WriteSuperblock(s.io, &s.super); err != nil {
+		return err
+	}
+	s.startWriters()
+	s.mu.Lock()
+	s.journal.StartedLocked()
+	s.mu.Unlock()
+	return nil
+}
+
+// Close stops the set: what is in memory is brought to the disk, so that the next start has nothing to replay. ctx
+// bounds that: when it ends, only the open journal entry is written still, for ten seconds at most, and the next start
+// replays. An error says what could not be written; nothing acknowledged is lost even so, if there is a mapping.
+//
+// Nobody may be using the set any more.
+func (s *Set) Close(ctx context.Context) error {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return ErrClosed
+	}
+	s.closed = true
+	err := s.writeAllLocked(ctx)
+	s.mu.Unlock()
+	if err == nil {
+		err = s.journal.WriteEntry(ctx) // says that older ones are not needed
+	}
+	last, cancel := s.rt.WithTimeout(context.Background(), closeLimit)
+	jerr := s.journal.Close(last)
+	cancel()
+	s.cancel()
+	s.mu.Lock()
+	s.wakeAllLocked()
+	s.mu.Unlock()
+	s.running.Wait()
+	jerr = errors.Join(jerr, s.jio.Close(), s.io.Close())
+	s.pool.Trim(0)
+	if f := s.failed.Load(); f != nil {
+		return f
+	}
+	if err != nil && ctx.Err() != nil {
+		err = nil // out of time, and the journal has it
+	}
+	return errors.Join(err, jerr)
+}
+
+// writeAllLocked has all nodes written that can be.
+func (s *Set) writeAllLocked(ctx context.Context) error {
+	for {
+		if err := s.Err(); err != nil {
+			return err
+		}
+		some := s.busy > 0 || len(s.jobs) > 0
+		for _, a := range s.aging {
+			if !a.node.Gone() && a.node.OpenBytes() > 0 {
+				s.queueLocked(a.node, false)
+				some = true
+			}
+		}
+		if !some {
+			return nil
+		}
+		if err := s.changed.WaitContext(ctx); err != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,84 @@
+package cacheset
+
+import (
+	"github.com/ubcache/ubcache/internal/bucket"
+	"github.com/ubcache/ubcache/internal/ondisk"
+)
+
+// uses is how many kinds of data have buckets of their own: no dirty key may point into a bucket for clean data.
+const uses = 2
+
+// An openList has the buckets of one kind that take data.
+type openList struct {
+	list  []openBucket
+	clock uint64
+}
+
+// An openBucket is a write point.
+type openBucket struct {
+	bucket uint32
+	gen    uint8
+	held   bool   // there is a bucket
+	used   uint32 // sectors
+	point  uint32 // who wrote last
+	inode  uint32
+	next   uint64 // sector behind what was written last
+	stamp  uint64
+}
+
+// openBuckets is how many write points a kind has in a set of n buckets.
+func openBuckets(n uint64) int { return int(min(max(n/64, 2), 32)) }
+
+// SpaceLocked gives room for up to want sectors of data of an inode, from sector start on, and says how much that is: a
+// multiple of the block if want is one, and 0 if no bucket is ready for that kind of data, which is bucket.ForDirty or
+// ForClean. The room comes with a pin of its bucket, for the key. point tells writers apart, so that what one writes
+// lies together. Source: B 1.7.
+func (s *Set) SpaceLocked(kind bucket.Use, inode uint32, start uint64, want, point uint32) (ondisk.Ptr, uint32) {
+	l := &s.open[kind]
+	l.clock++
+	o := l.find(inode, start, point)
+	if !o.held {
+		b, gen, ok := s.table.Allocate(kind)
+		if s.table.NeedBatch() {
+			s.refill.Signal()
+		}
+		if !ok {
+			s.stats.NoBucket++
+			s.refill.Signal()
+			return 0, 0
+		}
+		*o = openBucket{bucket: b, gen: gen, held: true}
+	}
+	n := min(want, s.geo.BucketSectors-o.used, ondisk.MaxKeySize/s.geo.BlockSectors*s.geo.BlockSectors)
+	p := ondisk.MakePtr(o.gen, s.geo.BucketStart(uint64(o.bucket))+uint64(o.used), s.super.NrThisDev)
+	s.table.Pin(o.bucket)
+	o.used += n
+	o.point, o.inode, o.next, o.stamp = point, inode, start+uint64(n), l.clock
+	if s.geo.BucketSectors-o.used < s.geo.BlockSectors {
+		s.table.Unpin(o.bucket)
+		o.held = false
+	}
+	return p, n
+}
+
+// find chooses the write point: the one that start continues, else the newest of the same writer, else the oldest.
+func (l *openList) find(inode uint32, start uint64, point uint32) *openBucket {
+	var same *openBucket
+	last := &l.list[0]
+	for i := range l.list {
+		o := &l.list[i]
+		if o.held && o.inode == inode && o.next == start {
+			return o
+		}
+		if o.held && o.point == point && (same == nil || o.stamp > same.stamp) {
+			same = o
+		}
+		if o.stamp < last.stamp {
+			last = o
+		}
+	}
+	if same != nil {
+		return same
+	}
+	return last
+}

@@ -1,0 +1,36 @@
+package cacheset
+
+// tickLoop is the goroutine that does what only time brings about.
+func (s *Set) tickLoop() {
+	for s.rt.SleepContext(s.stop, tickEvery) == nil {
+		s.mu.Lock()
+		if s.Err() == nil {
+			s.tickLocked()
+		}
+		s.mu.Unlock()
+		s.pool.TrimIdle()
+	}
+}
+
+func (s *Set) tickLocked() {
+	s.noticeLocked()
+	s.table.Tick()
+	s.refill.Signal()
+	now := s.rt.Now()
+	for len(s.aging) > 0 {
+		n := s.aging[0].node
+		if !n.Gone() && n.Dirty() && now-s.aging[0].since < dirtyAge {
+			break
+		}
+		s.aging[0] = aged{}
+		s.aging = s.aging[1:]
+		n.Mark &^= markAging
+		if !n.Gone() && n.Dirty() {
+			s.queueLocked(n, false) // if there is nothing to write yet, the writer puts it back here
+		}
+	}
+	for _, a := range s.table.Anomalies() {
+		s.log.Error("the counts of a bucket do not fit: it will not be reused", "set", s.UUID().String(), "anomaly", a.String())
+	}
+	s.evictLocked()
+}

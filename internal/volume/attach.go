@@ -1,0 +1,192 @@
+package volume
+
+import (
+	"bytes"
+	"fmt"
+	"strconv"
+
+	"github.com/ubcache/ubcache/internal/blockdev"
+	"github.com/ubcache/ubcache/internal/cacheset"
+	"github.com/ubcache/ubcache/internal/ondisk"
+)
+
+// Open opens the volume of a backing device on a set, and attaches it where it is not yet: one that was formatted for
+// this set or for none, or that was run without its cache since. The device stays the caller's.
+//
+// Order of an attach (F 10): the slot is durable in the set before the superblock says that the device is attached,
+// and a slot of an earlier life is retired in the same write. Dirty data makes the state DIRTY, durable, before anyone
+// relies on it.
+func Open(set *cacheset.Set, dev blockdev.Device) (_ *Volume, err error) {
+	v := newVolume(set, dev.Info().Name)
+	v.back.dev = dev
+	defer func() {
+		if err != nil {
+			v.release()
+		}
+	}()
+	if v.bio, err = blockdev.NewIO(dev, 2); err != nil {
+		return nil, err
+	}
+	if v.super, err = cacheset.ReadSuperblock(v.bio); err != nil {
+		return nil, err
+	}
+	info := dev.Info()
+	switch sb := v.super; {
+	case !sb.IsBacking():
+		return nil, fmt.Errorf("%s: version %d is that of a cache device; a backing device is wanted here", info.Name, sb.Version)
+	case uint32(sb.BlockSize) < set.Geometry().BlockSectors:
+		return nil, fmt.Errorf("%s: %w: %d and %d sectors", info.Name, ErrBlockSize, sb.BlockSize, set.Geometry().BlockSectors)
+	}
+	block := int64(v.super.BlockSize) * ondisk.SectorSize
+	v.first = v.super.DataOffset()
+	size := (info.Size - int64(v.first)*ondisk.SectorSize) / block * block
+	if size <= 0 {
+		return nil, fmt.Errorf("%s: no room for data behind sector %d", info.Name, v.first)
+	}
+	if err := v.attach(); err != nil {
+		return nil, fmt.Errorf("%s: %w", info.Name, err)
+	}
+	v.describe(info.Name, size, int(block))
+	v.config.Store(&Config{Mode: v.super.CacheMode(), Strict: true, SequentialCutoff: DefaultSequentialCutoff})
+	return v, v.open()
+}
+
+// OpenFlash opens a flash-only volume: name is its label or its slot.
+func OpenFlash(set *cacheset.Set, name string) (_ *Volume, err error) {
+	v := newVolume(set, name)
+	v.flash = true
+	slots := set.Slots()
+	found := -1
+	for i := range slots {
+		e := &slots[i]
+		if !e.FlashOnly() || e.Unused() || e.Retired() {
+			continue
+		}
+		if n, err := strconv.Atoi(name); e.LabelString() == name || err == nil && n == i && found < 0 {
+			found = i
+		}
+	}
+	if found < 0 {
+		return nil, fmt.Errorf("%q: %w", name, ErrNoVolume)
+	}
+	v.inode = uint32(found)
+	block := set.Geometry().BlockBytes()
+	v.describe(name, int64(slots[found].Sectors)*ondisk.SectorSize/int64(block)*int64(block), block)
+	v.config.Store(&Config{Mode: ondisk.Writeback, Strict: true, SequentialCutoff: DefaultSequentialCutoff})
+	defer func() {
+		if err != nil {
+			v.release()
+		}
+	}()
+	return v, v.open()
+}
+
+func newVolume(set *cacheset.Set, name string) *Volume {
+	v := &Volume{set: set, rt: set.Runtime(), log: set.Logger(), block: uint64(set.Geometry().BlockSectors)}
+	v.info.Name = name
+	v.cache.dev = set.Device()
+	v.changing.Init(v.rt)
+	return v
+}
+
+func (v *Volume) describe(name string, size int64, block int) {
+	cache := v.cache.dev.Info()
+	v.info = blockdev.Info{
+		Name: name, Size: size, LogicalBlock: block, PhysicalBlock: max(block, cache.PhysicalBlock), MaxTransfer: cache.MaxTransfer,
+		BufferAlign: cache.BufferAlign, CanDiscard: true, Direct: cache.Direct, Engine: cache.Engine,
+	}
+	if v.back.dev != nil {
+		b := v.back.dev.Info()
+		v.info.LogicalBlock = max(block, b.LogicalBlock)
+		v.info.Size = size / int64(v.info.LogicalBlock) * int64(v.info.LogicalBlock)
+		v.info.PhysicalBlock = max(v.info.PhysicalBlock, b.PhysicalBlock)
+		v.info.OptimalIO = b.OptimalIO
+		v.info.BufferAlign = max(v.info.BufferAlign, b.BufferAlign)
+	}
+}
+
+// attach finds the device's slot, or gives it one.
+func (v *Volume) attach() error {
+	sb := v.super
+	state := sb.State()
+	ours := sb.SetUUID == v.set.UUID()
+	if !ours && (state == ondisk.StateClean || state == ondisk.StateDirty) {
+		return fmt.Errorf("%w, %v; its state is %v", ErrOtherSet, sb.SetUUID, state)
+	}
+	// A slot counts only for a device that was attached to this set all the time since.
+	alive := ours && (state == ondisk.StateClean || state == ondisk.StateDirty)
+	now := uint32(v.rt.WallTime().Unix())
+	err := v.set.ChangeSlots(func(slots []ondisk.UUIDEntry) error {
+		slot, free := -1, -1
+		for i := range slots {
+			switch e := &slots[i]; {
+			case e.Unused():
+				if free < 0 {
+					free = i
+				}
+			case !e.Retired() && e.UUID == sb.UUID:
+				if alive {
+					slot = i
+				} else {
+					retire(e, now)
+				}
+			}
+		}
+		switch {
+		case slot >= 0:
+			slots[slot].LastReg = now
+			v.inode = uint32(slot)
+			return nil
+		case state == ondisk.StateDirty:
+			return ErrUnflushed
+		case free < 0:
+			return cacheset.ErrNoSlot
+		}
+		slots[free] = ondisk.UUIDEntry{UUID: sb.UUID, Label: labelOf(sb), FirstReg: now, LastReg: now}
+		v.inode = uint32(free)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	v.set.Lock()
+	dirty := v.set.DirtyLocked(v.inode)
+	v.set.Unlock()
+	want := state
+	switch {
+	case dirty > 0:
+		want = ondisk.StateDirty
+	case !alive:
+		want = ondisk.StateClean
+	}
+	if want == state && ours {
+		return nil
+	}
+	super := *sb
+	super.SetUUID = v.set.UUID()
+	super.SetState(want)
+	super.LastMount = now
+	super.Seq++
+	if err := cacheset.WriteSuperblock(v.bio, &super); err != nil {
+		return err
+	}
+	v.super = &super
+	return nil
+}
+
+// retire ends a slot: no device will be taken for it again.
+func retire(e *ondisk.UUIDEntry, now uint32) {
+	e.UUID = ondisk.RetiredUUID
+	e.Invalidated = now
+	e.Flags = 0
+}
+
+// labelOf returns a superblock's label as a slot has it.
+func labelOf(sb *ondisk.Superblock) (l [32]byte) {
+	n := bytes.IndexByte(sb.Label[:], 0)
+	if n < 0 {
+		n = len(sb.Label)
+	}
+	copy(l[:], sb.Label[:n])
+	return l
+}

@@ -1,0 +1,38 @@
+package volume
+
+import "github.com/ubcache/ubcache/internal/blockdev"
+
+// flush makes durable what was acknowledged before it was submitted, on both devices. Dirty data stays where it is.
+//
+// The backing device comes first, so that an entry that the journal writes may say what is in the cache.
+func (v *Volume) flush() error {
+	v.set.Lock()
+	v.stats.Flushes++
+	v.set.Unlock()
+	if !v.flash {
+		if err := v.flushBacking(); err != nil {
+			return err
+		}
+	}
+	return v.set.Sync()
+}
+
+// flushBacking flushes the backing device and lets the clean keys of earlier epochs go to the disk. Source: B 9.14.
+func (v *Volume) flushBacking() error {
+	v.set.Lock()
+	v.begun++
+	n := v.begun
+	v.set.Unlock()
+	var g group
+	g.init(v)
+	g.add(false, blockdev.Request{Op: blockdev.OpFlush})
+	err := g.run()
+	v.set.Lock()
+	defer v.set.Unlock()
+	if err != nil {
+		return err
+	}
+	v.flushed = max(v.flushed, n)
+	v.set.FlushDoneLocked(v.inode, n)
+	return nil
+}

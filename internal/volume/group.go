@@ -1,0 +1,129 @@
+package volume
+
+import (
+	"unsafe"
+
+	"github.com/ubcache/ubcache/internal/blockdev"
+	"github.com/ubcache/ubcache/internal/rt"
+)
+
+// A group is several I/Os on a volume's devices, under way at the same time and waited for together. It belongs to
+// one goroutine and is used again and again.
+type group struct {
+	v     *Volume
+	parts []part
+	send  [2][]*blockdev.Request // to the backing device, to the cache device
+
+	mu   rt.Mutex
+	done rt.Cond
+	left int
+}
+
+// A part is one I/O of a group.
+type part struct {
+	blockdev.Request
+	group  *group
+	cache  bool             // on the cache device
+	bounce *blockdev.Buffer // where the memory is not aligned well enough
+	dest   []byte
+}
+
+func (g *group) init(v *Volume) {
+	g.v = v
+	g.mu.Init(v.rt)
+	g.done.Init(&g.mu)
+}
+
+func (g *group) reset() {
+	clear(g.parts)
+	g.parts = g.parts[:0]
+}
+
+// add adds an I/O. off is in bytes on the device.
+func (g *group) add(cache bool, r blockdev.Request) {
+	p := part{Request: r, group: g, cache: cache}
+	align := g.v.back.align
+	if cache {
+		align = g.v.cache.align
+	}
+	if len(r.Buf) > 0 && !aligned(r.Buf, align) {
+		p.bounce = g.v.pool.Get(len(r.Buf))
+		p.dest, p.Buf = r.Buf, p.bounce.Data
+		if r.Op == blockdev.OpWrite {
+			copy(p.Buf, r.Buf)
+		}
+	}
+	g.parts = append(g.parts, p)
+}
+
+func aligned(b []byte, align int) bool {
+	return align <= 1 || uintptr(unsafe.Pointer(unsafe.SliceData(b)))&uintptr(align-1) == 0
+}
+
+// run starts all that was added and waits for it. It returns the errors of the parts as one, the backing device's
+// first: look at the parts for which.
+func (g *group) run() error {
+	if len(g.parts) == 0 {
+		return nil
+	}
+	g.start()
+	return g.wait()
+}
+
+func (g *group) start() {
+	g.left = len(g.parts)
+	for i := range g.send {
+		g.send[i] = g.send[i][:0]
+	}
+	for i := range g.parts {
+		p := &g.parts[i]
+		p.Owner = p
+		if p.cache {
+			g.send[1] = append(g.send[1], &p.Request)
+		} else {
+			g.send[0] = append(g.send[0], &p.Request)
+		}
+	}
+	if len(g.send[0]) > 0 {
+		g.v.back.queue.Submit(g.send[0])
+	}
+	if len(g.send[1]) > 0 {
+		g.v.cache.queue.Submit(g.send[1])
+	}
+}
+
+func (g *group) wait() (err error) {
+	g.mu.Lock()
+	for g.left > 0 {
+		g.done.Wait()
+	}
+	g.mu.Unlock()
+	for i := range g.parts {
+		p := &g.parts[i]
+		if p.bounce != nil {
+			if p.Op == blockdev.OpRead && p.Err == nil {
+				copy(p.dest, p.Buf)
+			}
+			p.bounce.Release()
+			p.bounce = nil
+		}
+		if p.Err != nil && (err == nil || !p.cache) {
+			err = p.Err
+		}
+	}
+	return err
+}
+
+// groupDone is told of I/Os that are done.
+func groupDone(done []*blockdev.Request) {
+	for _, r := range done {
+		g := r.Owner.(*part).group
+		g.mu.Lock()
+		g.left--
+		last := g.left == 0
+		if last {
+			g.done.Signal() // under the lock: whoever waits uses the group again
+		}
+		g.mu.Unlock()
+	}
+}

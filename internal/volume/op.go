@@ -1,0 +1,135 @@
+package volume
+
+import (
+	"github.com/ubcache/ubcache/internal/blockdev"
+	"github.com/ubcache/ubcache/internal/cacheset"
+	"github.com/ubcache/ubcache/internal/ondisk"
+	"github.com/ubcache/ubcache/internal/rt"
+)
+
+// An op is a request that takes a goroutine: all but reads that hit. What it needs is its own and is used again.
+type op struct {
+	v     *Volume
+	q     *queue
+	req   *blockdev.Request
+	conf  *Config
+	why   bypass
+	retry bool   // a hit that has to be read again
+	run   func() // Volume.do of this op
+	next  *op
+
+	io     group
+	keys   []ondisk.Key
+	in     cacheset.Insertion
+	pieces []piece
+	dirty  []span // live dirty parts of what a write covers
+	fills  []*fill
+}
+
+// An opList keeps ops for their next use.
+type opList struct {
+	mu   rt.Mutex
+	free *op
+}
+
+func (l *opList) get(v *Volume) *op {
+	l.mu.Lock()
+	o := l.free
+	if o != nil {
+		l.free, o.next = o.next, nil
+	}
+	l.mu.Unlock()
+	if o == nil {
+		o = &op{v: v}
+		o.run = o.do
+		o.io.init(v)
+	}
+	return o
+}
+
+func (l *opList) put(o *op) {
+	o.q, o.req, o.conf = nil, nil, nil
+	o.io.reset()
+	o.keys, o.pieces, o.dirty = o.keys[:0], o.pieces[:0], o.dirty[:0]
+	l.mu.Lock()
+	o.next, l.free = l.free, o
+	l.mu.Unlock()
+}
+
+// do carries a request out.
+func (o *op) do() {
+	v := o.v
+	defer v.running.Done()
+	r := o.req
+	switch r.Op {
+	case blockdev.OpRead:
+		o.read() // finishes the request when the data is there
+		v.ops.put(o)
+		return
+	case blockdev.OpFlush:
+		r.Err = v.flush()
+	default:
+		r.Err = o.write()
+	}
+	q := o.q
+	v.ops.put(o)
+	q.out.Finish(r)
+}
+
+// span returns what the request covers, in key sectors.
+func (o *op) span() span {
+	at := o.v.first + uint64(o.req.Off)/ondisk.SectorSize
+	return span{at, at + uint64(o.req.Length())/ondisk.SectorSize}
+}
+
+// backOff returns where on the backing device a key sector lies, in bytes: the key space is the device's.
+func backOff(sector uint64) int64 { return int64(sector) * ondisk.SectorSize }
+
+// A bypass says why a request goes round the cache.
+type bypass uint8
+
+const (
+	accepted bypass = iota
+	bypassFull
+	bypassMode
+	bypassUnaligned
+	bypassSequential
+)
+
+// bypassLocked decides whether a request may add to the cache. Source: B 1.2.
+func (q *queue) bypassLocked(r *blockdev.Request, c *Config) bypass {
+	v := q.v
+	start := v.first + uint64(r.Off)/ondisk.SectorSize
+	n := uint64(r.Length()) / ondisk.SectorSize
+	why := accepted
+	switch {
+	case r.Op == blockdev.OpDiscard || r.Op == blockdev.OpWriteZeroes:
+		return bypassMode // never in the cache
+	case v.set.InUseLocked() > cutoffAdd:
+		why = bypassFull
+	case c.Mode == ondisk.ModeNone || c.Mode == ondisk.Writearound && r.Op == blockdev.OpWrite:
+		why = bypassMode
+	case start%v.block != 0 || n%v.block != 0:
+		why = bypassUnaligned
+	case c.SequentialCutoff != 0:
+		if q.seq.sectors(start, n, v.rt.Now()) >= uint64(c.SequentialCutoff)/ondisk.SectorSize {
+			why = bypassSequential
+		}
+	}
+	s := &v.stats
+	switch why {
+	case accepted:
+		v.set.Age(n)
+		return accepted
+	case bypassFull:
+		s.BypassFull++
+	case bypassMode:
+		s.BypassMode++
+	case bypassUnaligned:
+		s.BypassUnaligned++
+	case bypassSequential:
+		s.BypassSequential++
+	}
+	s.Bypassed += n
+	return why
+}

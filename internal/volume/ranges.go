@@ -1,0 +1,88 @@
+package volume
+
+import (
+	"github.com/ubcache/ubcache/internal/rt"
+)
+
+// A span is a range of key sectors.
+type span struct{ start, end uint64 }
+
+func (a span) overlaps(b span) bool { return a.start < b.end && b.start < a.end }
+
+// ranges are what is under way on a volume. They are guarded by the set's lock. There are as many as there are
+// requests, so they are searched one by one.
+type ranges struct {
+	writes []span
+	fills  []*fill
+	ended  rt.Cond // a write has
+}
+
+// A fill is a range that missed and is being read for the cache.
+type fill struct {
+	span
+	void bool
+}
+
+// WantedLocked reports whether nobody has written to the range meanwhile.
+func (f *fill) WantedLocked() bool { return !f.void }
+
+// beginWriteLocked waits until no write overlaps w, registers it, and voids the fills that it overlaps.
+func (r *ranges) beginWriteLocked(w span) {
+	for r.writing(w) {
+		r.ended.Wait()
+	}
+	r.writes = append(r.writes, w)
+	for _, f := range r.fills {
+		if f.overlaps(w) {
+			f.void = true
+		}
+	}
+}
+
+func (r *ranges) writing(w span) bool {
+	for _, o := range r.writes {
+		if o.overlaps(w) {
+			return true
+		}
+	}
+	return false
+}
+
+func (r *ranges) endWriteLocked(w span) {
+	for i, o := range r.writes {
+		if o == w {
+			last := len(r.writes) - 1
+			r.writes[i] = r.writes[last]
+			r.writes = r.writes[:last]
+			break
+		}
+	}
+	r.ended.Broadcast()
+}
+
+// beginFillLocked registers a fill, if nothing under way overlaps it.
+func (r *ranges) beginFillLocked(f *fill) bool {
+	if r.writing(f.span) {
+		return false
+	}
+	for _, o := range r.fills {
+		if o.overlaps(f.span) {
+			return false
+		}
+	}
+	f.void = false
+	r.fills = append(r.fills, f)
+	return true
+}
+
+func (r *ranges) endFillLocked(f *fill) {
+	for i, o := range r.fills {
+		if o == f {
+			last := len(r.fills) - 1
+			r.fills[i] = r.fills[last]
+			r.fills[last] = nil
+			r.fills = r.fills[:last]
+			return
+		}
+	}
+}

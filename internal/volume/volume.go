@@ -1,0 +1,314 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/ubcache/ubcache/internal/blockdev"
+	"github.com/ubcache/ubcache/internal/cacheset"
+	"github.com/ubcache/ubcache/internal/ondisk"
+	"github.com/ubcache/ubcache/internal/rt"
+)
+
+// A Config is what a request goes by. Each takes one and keeps it to its end, so that none sees half a change.
+type Config struct {
+	Mode ondisk.CacheMode // Writeback is served as Writethrough
+
+	// Strict crash stability: see the package's comment. Else the kernel's order.
+	Strict bool
+
+	// SequentialCutoff is from how many bytes of a stream on requests go round the cache; 0: never.
+	SequentialCutoff int64
+}
+
+// DefaultSequentialCutoff is the kernel's.
+const DefaultSequentialCutoff = 4 << 20
+
+// Sentinels.
+var (
+	// ErrAttached: a volume of this device is open already.
+	ErrAttached = errors.New("attached already")
+	// ErrOtherSet: the backing device belongs to another cache set.
+	ErrOtherSet = errors.New("attached to another cache set")
+	// ErrUnflushed: there may be unflushed data that this set does not have.
+	ErrUnflushed = errors.New("the device says that it has unflushed data in the cache, and the cache set does not know it")
+	// ErrBlockSize: the backing device's blocks are smaller than the set's.
+	ErrBlockSize = errors.New("block size less than the set's block size")
+	// ErrNoVolume: there is no such flash-only volume.
+	ErrNoVolume = errors.New("no such flash-only volume")
+	// ErrNoSpace: a flash-only volume found no room in the cache.
+	ErrNoSpace = errors.New("no space left in the cache")
+)
+
+const (
+	ioDepth    = 128 // of each device
+	fillMost   = 2048
+	fillBytes  = 64 << 20        // of fills under way
+	cutoffAdd  = 95              // percent in use above which nothing is added to the cache
+	cutoffSync = 70              // and above which no dirty data is
+	flushEvery = 5 * time.Second // at the latest, clean keys wait no longer for a flush of the backing device
+	maxKey     = 32768           // sectors of an invalidation, the kernel's limit
+)
+
+// A below is a device below the volume.
+type below struct {
+	dev   blockdev.Device
+	info  blockdev.Info
+	align int
+	queue blockdev.Queue
+}
+
+// A Volume is an open volume. It is a blockdev.Device: all methods are safe for concurrent use.
+type Volume struct {
+	set   *cacheset.Set
+	rt    *rt.Runtime
+	log   *slog.Logger
+	info  blockdev.Info
+	inode uint32
+	flash bool
+	first uint64 // sector of the key space where the volume begins: the data offset
+	block uint64 // sectors of a block of the set
+	super *ondisk.Superblock
+	bio   *blockdev.IO // on the backing device: superblock
+
+	back, cache below // back.dev is nil for flash-only volumes
+	pool        *blockdev.Pool
+	config      atomic.Pointer[Config]
+	changing    rt.Mutex // one change of superblock or config at a time; taken before the set's lock
+
+	fillRoom rt.Semaphore
+	ops      opList
+
+	stop    context.Context
+	cancel  context.CancelFunc
+	running rt.WaitGroup
+	closed  atomic.Bool
+
+	// Guarded by the set's lock.
+	ranges  ranges
+	begun   uint64 // flushes of the backing device that have begun; counts from 1
+	flushed uint64 // the greatest of them that is done
+	wrote   uint64 // begun when the last write of the backing device was done
+	point   uint32 // the next queue's number
+	stats   Stats
+}
+
+// Stats are totals since the volume was opened. Requests of a read count as hits, misses and so on as a whole: a half
+// hit is a miss.
+type Stats struct {
+	Hits, Misses, BypassHits, BypassMisses uint64
+
+	Bypassed                                                  uint64 // sectors of reads and writes that went round the cache
+	BypassSequential, BypassFull, BypassMode, BypassUnaligned uint64 // requests
+
+	MissCollisions  uint64 // fills that a write voided
+	ReadRaces       uint64 // cache reads whose bucket was reused meanwhile
+	CacheReadErrors uint64
+	FillsSkipped    uint64 // too many under way, or no bucket
+
+	Reads, Writes, Flushes, Discards, Zeroes uint64
+	ReadSectors, WrittenSectors              uint64
+	InvalidationWaits                        uint64 // writes that waited for a durable invalidation (strict)
+}
+
+// Info describes the volume as a device.
+func (v *Volume) Info() blockdev.Info { return v.info }
+
+// Runtime returns the runtime of the set.
+func (v *Volume) Runtime() *rt.Runtime { return v.rt }
+
+// Inode returns the volume's slot in the set.
+func (v *Volume) Inode() uint32 { return v.inode }
+
+// Flash reports whether the volume has no backing device.
+func (v *Volume) Flash() bool { return v.flash }
+
+// Config returns what requests go by now.
+func (v *Volume) Config() Config { return *v.config.Load() }
+
+// Stats returns totals.
+func (v *Volume) Stats() Stats {
+	v.set.Lock()
+	defer v.set.Unlock()
+	return v.stats
+}
+
+// DirtySectors returns how much of the volume is only in the cache.
+func (v *Volume) DirtySectors() int64 {
+	v.set.Lock()
+	defer v.set.Unlock()
+	return v.set.DirtyLocked(v.inode)
+}
+
+// State returns the state of the backing device as it is stored.
+func (v *Volume) State() ondisk.State {
+	v.changing.Lock()
+	defer v.changing.Unlock()
+	if v.flash {
+		return ondisk.StateNone
+	}
+	return v.super.State()
+}
+
+// Label returns the volume's label.
+func (v *Volume) Label() string {
+	if v.flash {
+		slots := v.set.Slots()
+		return slots[v.inode].LabelString()
+	}
+	v.changing.Lock()
+	defer v.changing.Unlock()
+	return v.super.LabelString()
+}
+
+// SetMode changes the mode, also in the superblock. Requests under way end by the old one.
+func (v *Volume) SetMode(m ondisk.CacheMode) error {
+	v.changing.Lock()
+	defer v.changing.Unlock()
+	if !v.flash && v.super.CacheMode() != m {
+		super := *v.super
+		super.SetCacheMode(m)
+		if err := cacheset.WriteSuperblock(v.bio, &super); err != nil {
+			return err
+		}
+		*v.super = super
+	}
+	c := v.Config()
+	c.Mode = m
+	v.config.Store(&c)
+	return nil
+}
+
+// SetStrict changes the crash stability. When it becomes strict, the backing device is flushed first, since clean
+// keys have not waited for that until now.
+func (v *Volume) SetStrict(strict bool) error {
+	v.changing.Lock()
+	defer v.changing.Unlock()
+	c := v.Config()
+	c.Strict = strict
+	v.config.Store(&c)
+	if strict && !v.flash {
+		return v.flushBacking()
+	}
+	return nil
+}
+
+// SetSequentialCutoff changes from how many bytes on streams go round the cache; 0: never.
+func (v *Volume) SetSequentialCutoff(bytes int64) {
+	v.changing.Lock()
+	defer v.changing.Unlock()
+	c := v.Config()
+	c.SequentialCutoff = bytes
+	v.config.Store(&c)
+}
+
+// open makes the queues and starts what runs in the background.
+func (v *Volume) open() error {
+	v.pool = blockdev.NewPool(blockdev.PoolOptions{})
+	v.fillRoom.Init(v.rt, fillBytes)
+	v.set.BindCond(&v.ranges.ended)
+	v.ops.mu.Init(v.rt)
+	v.running.Init(v.rt)
+	v.stop, v.cancel = context.WithCancel(context.Background())
+	v.begun, v.wrote = 1, 1
+	for _, b := range []*below{&v.back, &v.cache} {
+		if b.dev == nil {
+			continue
+		}
+		b.info = b.dev.Info()
+		b.align = b.info.BufferAlign
+		q, err := b.dev.NewQueue(ioDepth, groupDone)
+		if err != nil {
+			return err
+		}
+		b.queue = q
+	}
+	if !v.flash {
+		// What the device was sent before, by us or others, is not in its cache any more: fills need not wait.
+		if err := v.flushBacking(); err != nil {
+			return err
+		}
+		v.running.Go("volume flusher", v.flushLoop)
+	}
+	return nil
+}
+
+// Close ends the volume when its queues are closed: the backing device is flushed, so that the index may say what it
+// has. The devices stay open. It returns what kept the flush from being made.
+func (v *Volume) Close() error {
+	if v.closed.Swap(true) {
+		return blockdev.ErrClosed
+	}
+	v.cancel()
+	v.running.Wait()
+	var err error
+	if !v.flash && v.back.queue != nil && v.set.Err() == nil {
+		err = v.flushBacking()
+	}
+	v.release()
+	return err
+}
+
+func (v *Volume) release() {
+	for _, b := range []*below{&v.back, &v.cache} {
+		if b.queue != nil {
+			_ = b.queue.Close()
+		}
+	}
+	if v.bio != nil {
+		_ = v.bio.Close()
+	}
+	if v.pool != nil {
+		v.pool.Trim(0)
+	}
+}
+
+// flushLoop is the goroutine that flushes the backing device where no client does: clean keys wait for it.
+func (v *Volume) flushLoop() {
+	for v.rt.SleepContext(v.stop, flushEvery) == nil {
+		v.pool.TrimIdle()
+		v.set.Lock()
+		due := v.set.HoldingLocked(v.inode)
+		v.set.Unlock()
+		if !due {
+			continue
+		}
+		if err := v.flushBacking(); err != nil {
+			v.log.Warn("flushing the backing device failed; cached data waits for it", "volume", v.info.Name, "err", err)
+		}
+	}
+}
+
+// EachState calls fn with the parts of a range of bytes in order: whether they are cached, and dirty. It reads nodes
+// where it must.
+func (v *Volume) EachState(off, n int64, fn func(cached, dirty bool, off, n int64) bool) error {
+	if off < 0 || n < 0 || off > v.info.Size-n {
+		return blockdev.ErrOutOfRange
+	}
+	at, end := v.first+uint64(off)/ondisk.SectorSize, v.first+uint64(off+n)/ondisk.SectorSize
+	for at < end {
+		v.set.Lock()
+		p, miss := v.set.LookupLocked(v.inode, at, end)
+		good := miss.IsZero() && p.Cached && v.set.GoodLocked(p.Ptr)
+		v.set.Unlock()
+		if !miss.IsZero() {
+			if err := v.set.ReadNode(miss); err != nil {
+				return err
+			}
+			continue
+		}
+		if !fn(good, good && p.Dirty, int64(p.Start-v.first)*ondisk.SectorSize, int64(p.End-p.Start)*ondisk.SectorSize) {
+			return nil
+		}
+		at = p.End
+	}
+	return nil
+}
+
+func (v *Volume) wrap(what string, err error) error {
+	return fmt.Errorf("volume %s: %s: %w", v.info.Name, what, err)
+}

@@ -1,0 +1,346 @@
+package volume
+
+import (
+	"errors"
+
+	"github.com/ubcache/ubcache/internal/blockdev"
+	"github.com/ubcache/ubcache/internal/bucket"
+	"github.com/ubcache/ubcache/internal/ondisk"
+)
+
+// A route is the way that a write takes.
+type route uint8
+
+const (
+	routeThrough     route = iota // to both devices
+	routeAround                   // to the backing device; the cache forgets the range
+	routeBack                     // to the cache, as dirty
+	routeAroundDirty              // as routeAround, over dirty data: the index changes after a flush
+)
+
+// routing is what decides on a route.
+type routing struct {
+	flash     bool
+	data      bool // a write; else zeroes or a discard, which never are in the cache
+	dirty     bool // live dirty data is overwritten
+	dirtyRoom bool // the set takes dirty data
+	why       bypass
+}
+
+func (r routing) route() route {
+	switch {
+	case r.flash:
+		return routeBack
+	case r.dirty && r.data && r.dirtyRoom:
+		return routeBack
+	case r.dirty:
+		return routeAroundDirty
+	case !r.data || r.why != accepted:
+		return routeAround
+	}
+	return routeThrough
+}
+
+// write carries out a write, a write of zeroes or a discard.
+func (o *op) write() error {
+	v := o.v
+	w := o.span()
+	data := o.req.Op == blockdev.OpWrite
+	if o.req.Op == blockdev.OpDiscard && !v.flash && !v.back.info.CanDiscard {
+		return nil // the device keeps what it has, and so does the cache
+	}
+	v.set.Lock()
+	v.ranges.beginWriteLocked(w)
+	cached, err := o.surveyLocked(w)
+	rt := routing{
+		flash: v.flash, data: data, dirty: len(o.dirty) > 0, why: o.why,
+		dirtyRoom: v.set.InUseLocked() <= cutoffSync && w.start%v.block == 0 && w.end%v.block == 0,
+	}
+	v.countWriteLocked(o.req)
+	v.set.Unlock()
+	if err == nil {
+		switch rt.route() {
+		case routeThrough:
+			err = o.through(w, cached)
+		case routeAround:
+			err = o.around(w, cached)
+		case routeBack:
+			err = o.back(w)
+		case routeAroundDirty:
+			err = o.aroundDirty(w)
+		}
+	}
+	v.set.Lock()
+	v.ranges.endWriteLocked(w)
+	v.set.Unlock()
+	return err
+}
+
+func (v *Volume) countWriteLocked(r *blockdev.Request) {
+	switch r.Op {
+	case blockdev.OpDiscard:
+		v.stats.Discards++
+	case blockdev.OpWriteZeroes:
+		v.stats.Zeroes++
+	default:
+		v.stats.Writes++
+		v.stats.WrittenSectors += uint64(len(r.Buf)) / ondisk.SectorSize
+	}
+}
+
+// surveyLocked finds out what of a range the index has: whether any of it has a pointer, good or not, and which parts
+// are dirty. It reads nodes with the lock let go: what it has seen by then cannot become dirty, nor be filled, since
+// the write is registered.
+func (o *op) surveyLocked(w span) (cached bool, err error) {
+	v := o.v
+	o.dirty = o.dirty[:0]
+	for at := w.start; at < w.end; {
+		p, miss := v.set.LookupLocked(v.inode, at, w.end)
+		if !miss.IsZero() {
+			v.set.Unlock()
+			err := v.set.ReadNode(miss)
+			v.set.Lock()
+			if err != nil {
+				return false, err
+			}
+			continue
+		}
+		if p.Cached {
+			cached = true
+			if p.Dirty && v.set.GoodLocked(p.Ptr) {
+				if n := len(o.dirty); n > 0 && o.dirty[n-1].end == p.Start {
+					o.dirty[n-1].end = p.End
+				} else {
+					o.dirty = append(o.dirty, span{p.Start, p.End})
+				}
+			}
+		}
+		at = p.End
+	}
+	return cached, nil
+}
+
+// through writes to both devices.
+//
+// Order, strict: clean data in the cache is invalidated, durably; the backing device and the cache are written; the key
+// is inserted, and stays off the disk until the backing device was flushed. With the kernel's order nothing waits.
+func (o *op) through(w span, cached bool) error {
+	v := o.v
+	if cached && o.conf.Strict {
+		if err := o.invalidateFirst(w); err != nil {
+			return err
+		}
+	}
+	v.set.Lock()
+	o.roomLocked(w, bucket.ForClean)
+	v.set.Unlock()
+	data := o.req.Buf
+	o.io.reset()
+	o.io.add(false, blockdev.Request{Op: blockdev.OpWrite, Off: backOff(w.start), Buf: data, Flags: o.req.Flags})
+	o.addWrites(data, w.start)
+	if err := o.io.run(); err != nil {
+		if err := o.io.parts[0].Err; err != nil {
+			return o.lost(w, err)
+		}
+		o.stripFailed()
+	}
+	// What found no room is invalidated.
+	from := w.start
+	if n := len(o.keys); n > 0 {
+		from = o.keys[n-1].End()
+	}
+	o.keys = appendInvalidations(o.keys, v.inode, span{from, w.end})
+
+	in := &o.in
+	in.Keys, in.Epoch, in.Unjournalled, in.Pinned = o.keys, o.epoch(), false, true
+	if err := v.set.Insert(in); err != nil {
+		return err
+	}
+	return o.settle(in.Seq)
+}
+
+// epoch notes that the backing device has got the write, and returns the epoch of its keys.
+func (o *op) epoch() uint64 {
+	v := o.v
+	v.set.Lock()
+	defer v.set.Unlock()
+	if o.req.Flags&blockdev.FUA != 0 {
+		return 0 // it is durable there
+	}
+	v.wrote = v.begun
+	if !o.conf.Strict {
+		return 0
+	}
+	return v.begun
+}
+
+// stripFailed takes the pointers from the keys whose data the cache device did not take.
+func (o *op) stripFailed() {
+	v := o.v
+	v.set.Lock()
+	defer v.set.Unlock()
+	part := 1
+	for i := range o.keys {
+		k := &o.keys[i]
+		if o.io.parts[part].Err != nil {
+			v.set.DropLocked(o.keys[i:i+1], true)
+			*k = ondisk.NewInvalidation(k.Inode(), k.End(), k.Size())
+		}
+		part++
+	}
+}
+
+// lost gives up a write that the backing device has not taken: nobody knows what is there now, so the cache must not
+// say.
+func (o *op) lost(w span, err error) error {
+	v := o.v
+	v.set.Lock()
+	v.set.DropLocked(o.keys, true)
+	v.set.Unlock()
+	o.keys = appendInvalidations(o.keys[:0], v.inode, w)
+	in := &o.in
+	in.Keys, in.Unjournalled, in.Pinned = o.keys, false, false
+	return errors.Join(err, v.set.Insert(in))
+}
+
+// settle returns when a write may be acknowledged.
+func (o *op) settle(seq uint64) error {
+	if o.req.Flags&blockdev.FUA != 0 {
+		return o.v.set.WaitDurable(seq)
+	}
+	return o.v.set.Acknowledge(seq)
+}
+
+// appendInvalidations appends keys that say that nothing of a range is cached.
+func appendInvalidations(keys []ondisk.Key, inode uint32, w span) []ondisk.Key {
+	for at := w.start; at < w.end; {
+		n := min(w.end-at, maxKey)
+		at += n
+		keys = append(keys, ondisk.NewInvalidation(inode, at, uint32(n)))
+	}
+	return keys
+}
+
+// invalidateFirst invalidates a range of clean data before the backing device is written; it waits until that is
+// durable if a crash would bring back what was there.
+func (o *op) invalidateFirst(w span) error {
+	v := o.v
+	o.keys = appendInvalidations(o.keys[:0], v.inode, w)
+	in := &o.in
+	in.Keys, in.Unjournalled, in.Pinned = o.keys, false, false
+	if err := v.set.Insert(in); err != nil {
+		return err
+	}
+	o.keys = o.keys[:0]
+	if !o.conf.Strict || !in.Exposed {
+		return v.set.Acknowledge(in.Seq)
+	}
+	v.set.Lock()
+	v.stats.InvalidationWaits++
+	v.set.Unlock()
+	return v.set.WaitDurable(in.Seq)
+}
+
+// around writes to the backing device alone.
+func (o *op) around(w span, cached bool) error {
+	v := o.v
+	var seq uint64
+	if cached {
+		if err := o.invalidateFirst(w); err != nil {
+			return err
+		}
+		seq = o.in.Seq
+	}
+	if err := o.toBacking(w); err != nil {
+		return err
+	}
+	if o.req.Flags&blockdev.FUA != 0 {
+		return v.set.WaitDurable(seq)
+	}
+	return nil
+}
+
+// toBacking makes the request on the backing device.
+func (o *op) toBacking(w span) error {
+	v := o.v
+	o.io.reset()
+	o.io.add(false, blockdev.Request{Op: o.req.Op, Off: backOff(w.start), Buf: o.req.Buf, Len: o.req.Len, Flags: o.req.Flags})
+	err := o.io.run()
+	v.set.Lock()
+	v.wrote = v.begun
+	v.set.Unlock()
+	return err
+}
+
+// aroundDirty writes to the backing device over dirty data. A key that became durable while the write is not would
+// lose both at a power cut: the flushed old data and the new.
+//
+// Order: clean parts are invalidated; the backing device is written, then flushed; then the dirty parts go.
+func (o *op) aroundDirty(w span) error {
+	v := o.v
+	dirty := append([]span(nil), o.dirty...)
+	at := w.start
+	for _, d := range append(dirty, span{w.end, w.end}) {
+		if at < d.start {
+			if err := o.invalidateFirst(span{at, d.start}); err != nil {
+				return err
+			}
+		}
+		at = d.end
+	}
+	if err := o.toBacking(w); err != nil {
+		return err
+	}
+	if err := v.flushBacking(); err != nil {
+		return err
+	}
+	o.keys = o.keys[:0]
+	for _, d := range dirty {
+		o.keys = appendInvalidations(o.keys, v.inode, d)
+	}
+	in := &o.in
+	in.Keys, in.Unjournalled, in.Pinned = o.keys, false, false
+	if err := v.set.Insert(in); err != nil {
+		return err
+	}
+	return o.settle(in.Seq)
+}
+
+// back writes to the cache alone: the data is dirty. Zeroes and discards of a flash-only volume are what is not in the
+// index.
+//
+// Order: the backing superblock says DIRTY (see attach: dirty data goes over dirty data only); the data; the key.
+func (o *op) back(w span) error {
+	v := o.v
+	if o.req.Op == blockdev.OpWrite {
+		v.set.Lock()
+		o.roomLocked(w, bucket.ForDirty)
+		full := len(o.keys) > 0 && o.keys[len(o.keys)-1].End() == w.end
+		if !full {
+			v.set.DropLocked(o.keys, true)
+		}
+		v.set.Unlock()
+		if !full {
+			if v.flash {
+				return ErrNoSpace
+			}
+			return o.aroundDirty(w)
+		}
+		o.io.reset()
+		o.addWrites(o.req.Buf, w.start)
+		if err := o.io.run(); err != nil {
+			v.set.Lock()
+			v.set.DropLocked(o.keys, true)
+			v.set.Unlock()
+			return err
+		}
+	} else {
+		o.keys = appendInvalidations(o.keys[:0], v.inode, w)
+	}
+	in := &o.in
+	in.Keys, in.Epoch, in.Unjournalled, in.Pinned = o.keys, 0, false, true
+	if err := v.set.Insert(in); err != nil {
+		return err
+	}
+	return o.settle(in.Seq)
+}
