@@ -148,7 +148,7 @@ func formattedHere(t *testing.T, kernel string) {
 	p := newPlace(t, kernel)
 	var disks []string
 	plug := func(image, options string) disk {
-		d := disk{image, fmt.Sprintf("vd%c", 'a'+len(disks))}
+		d := disk{image, devName(len(disks))}
 		disks = append(disks, image+",cache=unsafe"+options)
 		return d
 	}
@@ -218,7 +218,7 @@ func formattedHere(t *testing.T, kernel string) {
 		}
 	}
 	p.put("table", []byte(table.String()))
-	p.boot(boot{disks: disks, limit: 420 * time.Second, script: "formats"})
+	p.boot(boot{disks: disks, limit: 420 * time.Second, script: "jobs"})
 
 	for _, s := range sets {
 		t.Run(s.name, func(t *testing.T) {

@@ -94,7 +94,7 @@ func (p *place) shared(name string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// share puts a file where the guest can read it.
+// put puts a file where the guest can read it.
 func (p *place) put(name string, content []byte) {
 	p.t.Helper()
 	if err := os.WriteFile(filepath.Join(p.share, name), content, 0o644); err != nil {
@@ -110,6 +110,15 @@ type boot struct {
 	limit    time.Duration
 	script   string // in guest/
 	args     []string
+	env      []string // NAME=VALUE, for the script
+}
+
+// devName is the guest's name for disk number i: vda to vdz, vdaa and so on.
+func devName(i int) string {
+	if i < 26 {
+		return "vd" + string(rune('a'+i))
+	}
+	return "vd" + string(rune('a'+i/26-1)) + string(rune('a'+i%26))
 }
 
 const (
@@ -126,6 +135,9 @@ func (p *place) boot(b boot) string {
 	args := []string{
 		"-k", p.kernel, "-m", "3072", "-s", "1", "-t", strconv.Itoa(int(b.limit.Seconds())), "-o", p.share,
 		"-l", filepath.Join(p.dir, b.script+".console"), "-e", "FX=" + fx(p.t),
+	}
+	for _, e := range b.env {
+		args = append(args, "-e", e)
 	}
 	if b.throwOff {
 		args = append(args, "-n")
@@ -247,21 +259,12 @@ func parseContent(t *testing.T, s string) content {
 func (p *place) cat(file string, kernel content, args ...string) string {
 	p.t.Helper()
 	path := filepath.Join(p.dir, file)
-	f, err := os.Create(path)
+	got, size, err := catTo(p.t, path, args...)
 	if err != nil {
-		p.t.Fatal(err)
-	}
-	defer f.Close()
-	sum := sha256.New()
-	var size counter
-	var diag bytes.Buffer
-	cmd := exec.CommandContext(p.t.Context(), program(p.t, "ubcache"), append([]string{"cat"}, args...)...)
-	cmd.Stdout, cmd.Stderr = io.MultiWriter(f, sum, &size), &diag
-	if err := cmd.Run(); err != nil {
-		p.t.Errorf("ubcache cat %s: %v\n%s", strings.Join(args, " "), err, tail(diag.String(), 20))
+		p.t.Errorf("ubcache cat %s: %v", strings.Join(args, " "), err)
 		return ""
 	}
-	if got := hex.EncodeToString(sum.Sum(nil)); got != kernel.SHA256 || int64(size) != kernel.Size {
+	if got != kernel.SHA256 || size != kernel.Size {
 		ours := parseContent(p.t, must(p.t, fx(p.t), "hash", path))
 		p.t.Errorf("ubcache cat %s: %d bytes, sha256 %s; the kernel reads %d bytes, %s; %s",
 			strings.Join(args, " "), size, got, kernel.Size, kernel.SHA256, differs(ours, kernel))
@@ -269,6 +272,25 @@ func (p *place) cat(file string, kernel content, args ...string) string {
 	}
 	p.t.Logf("kernel %s and ubcache cat agree on %d bytes, sha256 %s", p.kernel, size, kernel.SHA256)
 	return path
+}
+
+// catTo runs "ubcache cat" into a file.
+func catTo(t *testing.T, path string, args ...string) (sha string, size int64, err error) {
+	t.Helper()
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	sum := sha256.New()
+	var n counter
+	var diag bytes.Buffer
+	cmd := exec.CommandContext(t.Context(), program(t, "ubcache"), append([]string{"cat"}, args...)...)
+	cmd.Stdout, cmd.Stderr = io.MultiWriter(f, sum, &n), &diag
+	if err := cmd.Run(); err != nil {
+		return "", 0, fmt.Errorf("%w\n%s", err, tail(diag.String(), 20))
+	}
+	return hex.EncodeToString(sum.Sum(nil)), int64(n), nil
 }
 
 // differs names the first chunks in which two contents are not the same.

@@ -65,6 +65,9 @@ func newSet(dev blockdev.Device, o Options) *Set {
 	if o.NodeCache == 0 {
 		o.NodeCache = defaultNodeCache
 	}
+	if o.JournalDelay == 0 {
+		o.JournalDelay = journal.DefaultDelay
+	}
 	s := &Set{
 		rt: blockdev.RuntimeOf(dev), log: o.Logger, dev: dev, info: dev.Info(), opt: o,
 		pool: blockdev.NewPool(blockdev.PoolOptions{}), loading: map[uint32]struct{}{}, torn: map[ondisk.Ptr]bool{},

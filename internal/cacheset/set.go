@@ -325,7 +325,12 @@ func (s *Set) Info() Info {
 }
 
 // SetJournalDelay changes how long keys wait for company before their entry is written.
-func (s *Set) SetJournalDelay(d time.Duration) { s.journal.SetDelay(d) }
+func (s *Set) SetJournalDelay(d time.Duration) {
+	s.journal.SetDelay(d)
+	s.mu.Lock()
+	s.opt.JournalDelay = d
+	s.mu.Unlock()
+}
 
 // SetPolicy changes what picks among clean buckets, and writes it to the superblock.
 func (s *Set) SetPolicy(p ondisk.Replacement) error {
@@ -341,4 +346,11 @@ func (s *Set) SetPolicy(p ondisk.Replacement) error {
 	s.table.SetPolicy(p)
 	s.mu.Unlock()
 	return nil
+}
+
+// JournalDelay returns how long keys wait for company.
+func (s *Set) JournalDelay() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.opt.JournalDelay
 }

@@ -15,6 +15,7 @@ var (
 	ErrValue          = errors.New("no value for the attribute")
 	ErrUnknownRequest = errors.New("a request that is not known")
 	ErrBadRequest     = errors.New("a request that makes no sense")
+	ErrStarting       = errors.New("the daemon is starting")
 	ErrStopping       = errors.New("the daemon is stopping")
 	ErrTimeout        = errors.New("took too long")
 	ErrFailed         = errors.New("failed")
@@ -38,6 +39,7 @@ var codes = []struct {
 	{"value", ErrValue, 422},
 	{"unknown-request", ErrUnknownRequest, 404},
 	{"bad-request", ErrBadRequest, 400},
+	{"starting", ErrStarting, 503},
 	{"stopping", ErrStopping, 503},
 	{"timeout", ErrTimeout, 504},
 	{"failed", ErrFailed, 500},
@@ -112,6 +114,11 @@ func BadValue(object, attribute, value, want string) *Error {
 	e := errorf(ErrValue, "%s of %s does not take %q: want %s", attribute, object, value, want)
 	e.Object, e.Attribute, e.Value, e.Want = object, attribute, value, want
 	return e
+}
+
+// Starting says that there is nothing to ask yet.
+func Starting() *Error {
+	return errorf(ErrStarting, "the daemon is starting: it is opening the cache set")
 }
 
 // Stopping says that nothing can be changed any more.

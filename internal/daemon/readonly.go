@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"sync"
 	"time"
 
 	"github.com/ubcache/ubcache/internal/blockdev"
@@ -32,17 +33,18 @@ type ReadOnlyConfig struct {
 	open func(path string, o blockdev.Options) (blockdev.Device, error) // for tests; default: blockdev.Open
 }
 
-// Served is what ReadOnly serves.
+// Served is what ReadOnly or Serve serves.
 type Served struct {
 	Addrs   []net.Addr
 	Volumes []ServedVolume
+	Socket  string // of the control socket; empty: none
 }
 
 // A ServedVolume is one export.
 type ServedVolume struct {
 	Name       string
 	Size       int64      // bytes
-	Unreadable [][2]int64 // offset and length in bytes: what the damaged index does not tell
+	Unreadable [][2]int64 // of ReadOnly: offset and length in bytes, what the damaged index does not tell
 }
 
 // shutdownLimit is how long requests in flight may take after the end was asked for.
@@ -135,37 +137,11 @@ func ReadOnly(ctx context.Context, c ReadOnlyConfig) (err error) {
 			return err
 		}
 	}
-	stopped := false
-	stop := func() error {
-		if stopped {
-			return nil
-		}
-		stopped = true
-		var stuck []string
-		ctx, cancel := context.WithTimeout(context.Background(), shutdownLimit)
-		defer cancel()
-		for _, c := range server.Connections() {
-			stuck = append(stuck, fmt.Sprintf("%s on export %q, %d requests unanswered", c.Remote, c.Export, c.InFlight))
-		}
-		err := server.Shutdown(ctx)
-		if errors.Is(err, context.DeadlineExceeded) {
-			c.Log.Warn("connections were cut off: they did not take their replies in time", "limit", shutdownLimit, "open at the signal", stuck)
-			return nil
-		}
-		return err
-	}
+	stop := sync.OnceValue(func() error { return drain(server, shutdownLimit, c.Log) })
 	closers = append(closers, stop)
-	for _, addr := range c.Listen {
-		l, err := nbd.Listen(ctx, addr)
-		if err != nil {
-			return err
-		}
-		closers = append(closers, func() error {
-			l.Close() // the server does that too, but where it has not begun to serve, after it has ended
-			return nil
-		})
-		go server.Serve(l)
-		served.Addrs = append(served.Addrs, l.Addr())
+	served.Addrs, err = listen(ctx, server, c.Listen, func(f func() error) { closers = append(closers, f) })
+	if err != nil {
+		return err
 	}
 	if c.Ready != nil {
 		c.Ready(served)

@@ -84,6 +84,10 @@ var stack = []rule{
 		why: "the request path uses the engine; front ends and the public API use it",
 	},
 	{
+		pkg: "internal/offline", ours: []string{"internal/ondisk", "internal/rt", "internal/blockdev"}, ext: []string{"golang.org/x/*"},
+		why: "a checker that shared the engine's code would share its mistakes",
+	},
+	{
 		pkg: ".", ext: sys,
 		why: "who embeds the cache gets the engine, not our command's dependencies",
 	},
@@ -94,10 +98,6 @@ var stack = []rule{
 	{
 		pkg: "internal/ublk", ours: []string{"internal/rt", "internal/uring", "internal/blockdev"}, ext: sys,
 		why: "as nbd; its commands need rings with entries of 128 bytes",
-	},
-	{
-		pkg: "internal/offline", ours: []string{"internal/ondisk", "internal/rt", "internal/blockdev"}, ext: []string{"golang.org/x/*"},
-		why: "a checker that shared the engine's code would share its mistakes",
 	},
 	{
 		pkg: "internal/control", ours: none, ext: none,

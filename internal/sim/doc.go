@@ -36,12 +36,19 @@
 // # How a Loop works
 //
 // Every life is a simulation of its own (package rt). The first one is always the same, up to operation n: the cuts of
-// one loop walk through one history. At the cut pictures are taken of what the devices may
-// show after it, one per blockdev.Strength, and the History is frozen. The process then finds its devices dead, and
-// must come to an end: a system that hangs on dead devices is a failure too. In kill mode the runtime directory is
-// copied at that moment, what the devices have accepted is completed, and half of the kills come between operations.
+// one loop walk through one history. At the cut the History is frozen, and pictures are taken of what the devices may
+// show after it, one per blockdev.Strength. The process then finds its devices dead, and must come to an end: a system
+// that hangs on dead devices is a failure too. In kill mode the runtime directory is copied at that moment, what the
+// devices have accepted is completed, and half of the kills come between operations.
+//
+// A life's devices, from the process down; see serial for why:
+//
+//	power cut:  Delaying (reorders writes) - tap (counts, cuts) - serial - Crashable - Delaying - Memory
+//	kill:                                    tap (counts, kills)         - Crashable - Delaying - Memory
 //
 // Everything follows from Loop.Seed, the number of the cut and the strength. A Failure tells how to repeat it:
 //
 //	UBCACHE_SIM="seed=7 cut=123 strength=torn" go test -run '^TestCrash$' ./internal/volume
+//
+// and UBCACHE_SIM="seeds=100-199" gives the tests that ask Seeds for theirs these instead.
 package sim

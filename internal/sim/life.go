@@ -30,7 +30,8 @@ type life struct {
 	*trial
 	number int // 1 and on
 	seed   uint64
-	cut    int // uncut: none
+	cut    int  // uncut: none
+	kill   bool // the process is killed, not the power cut
 	begin  end
 	open   func(ctx context.Context, e *Env) (*System, error)
 
@@ -44,7 +45,7 @@ type life struct {
 // lives lets a first life end at a cut, and follows each way in which that may turn out.
 func (t *trial) lives(cut int, dir string) *Failure {
 	first := &life{
-		trial: t, number: 1, seed: t.Seed, cut: cut, open: t.Build,
+		trial: t, number: 1, seed: t.Seed, cut: cut, kill: t.Kill, open: t.Build,
 		begin: end{history: NewHistory(t.Volumes...), dir: filepath.Join(dir, "1"), strength: "stop"},
 	}
 	for _, p := range t.prepared {
@@ -90,7 +91,7 @@ func (l *life) anyStrength() string {
 		return l.only.strength
 	case l.cut == uncut:
 		return "stop"
-	case l.Kill:
+	case l.kill:
 		return "kill"
 	}
 	return l.Strengths[0].String()
@@ -113,7 +114,7 @@ func (t *trial) follow(cut int, e *end, number int) *Failure {
 		return nil
 	}
 	rng := rand.New(rand.NewPCG(seed, 3))
-	l := &life{trial: t, number: number, seed: seed, begin: *e, open: t.Reopen}
+	l := &life{trial: t, number: number, seed: seed, kill: t.Kill && rng.IntN(3) > 0, begin: *e, open: t.Reopen}
 	e.images = nil // the life closes them
 	if l.cut = rng.IntN(24); rng.IntN(2) == 0 {
 		l.cut = rng.IntN(400) // not while it starts
@@ -157,9 +158,9 @@ func (l *life) run() error {
 	l.env = &Env{Runtime: s.Runtime(), Dir: l.begin.dir, Boot: l.begin.boot, Life: l.number, Seed: l.seed}
 	l.power = new(blockdev.Power)
 	l.death.limit = l.cut
-	l.death.die = l.cutPower
-	if l.Kill {
-		l.death.die = l.kill
+	l.death.die = l.dieByPower
+	if l.kill {
+		l.death.die = l.dieAlone
 		l.killBetween(s)
 	}
 	return l.simulate(s, func(ctx context.Context) error {
@@ -207,7 +208,7 @@ func (l *life) attach() error {
 		}
 		slow.SetLatency(l.latency(i))
 		l.crash = append(l.crash, c)
-		if l.Kill {
+		if l.kill {
 			l.env.Devices = append(l.env.Devices, &tap{Device: c, d: &l.death})
 			continue
 		}
@@ -251,8 +252,8 @@ func (l *life) work(ctx context.Context) error {
 	return err
 }
 
-// cutPower takes pictures of what the devices may show after a power cut at this moment.
-func (l *life) cutPower() {
+// dieByPower takes pictures of what the devices may show after a power cut at this moment.
+func (l *life) dieByPower() {
 	l.begin.history.Freeze()
 	l.power.Cut()
 	l.pictures()
@@ -282,8 +283,8 @@ func (l *life) pictures() {
 	}
 }
 
-// kill keeps what is in the runtime directory at this moment. What the devices have accepted will be there.
-func (l *life) kill() {
+// dieAlone keeps what is in the runtime directory at this moment. What the devices have accepted will be there.
+func (l *life) dieAlone() {
 	l.begin.history.Freeze()
 	e := end{kind: Kill, strength: "kill", boot: l.begin.boot}
 	var err error
@@ -302,7 +303,7 @@ func (l *life) leave() error {
 	h := l.begin.history
 	if !l.death.dead {
 		l.ends = append(l.ends, end{kind: Stop, strength: "stop", boot: l.begin.boot, dir: l.begin.dir})
-		if !l.Kill {
+		if !l.kill {
 			l.pictures() // the power may be cut just after the stop
 		}
 	}

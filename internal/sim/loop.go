@@ -61,7 +61,7 @@ type Loop struct {
 	// Most bounds the number of cuts, 0 for no bound; negative: only the life that comes to its end.
 	Most      int
 	Strengths []blockdev.Strength // nil: all three
-	Kill      bool                // the process is killed instead
+	Kill      bool                // the process is killed instead; in lives after the first, in two of three
 	Lives     int                 // how many lives, default 1, end so, each after the first at an operation that the seed chooses
 
 	Disks    []Disk

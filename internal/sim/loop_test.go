@@ -3,9 +3,15 @@ package sim
 import (
 	"context"
 	"errors"
+	"maps"
+	"regexp"
+	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/ubcache/ubcache/internal/blockdev"
+	"github.com/ubcache/ubcache/internal/rt"
 )
 
 func TestPlainVolumeSurvives(t *testing.T) {
@@ -25,7 +31,7 @@ func TestTwoVolumesSurviveSeveralLives(t *testing.T) {
 func TestKilledCacheSurvives(t *testing.T) {
 	for _, seed := range Seeds(2) {
 		l := cachedLoop(seed, false)
-		l.Kill, l.Lives = true, 2
+		l.Kill, l.Lives, l.Step = true, 3, 15
 		l.Run(t)
 	}
 }
@@ -288,9 +294,172 @@ func TestLossOnKillIsFound(t *testing.T) {
 	})
 }
 
-// TestCacheInRuntimeDirectoryIsNoMoreAfterCut: what a kill leaves must be flushed to outlast the power.
-func TestKilledCacheMaySurviveCut(t *testing.T) {
+func TestCacheInRuntimeDirectorySurvivesCuts(t *testing.T) {
 	for _, seed := range Seeds(2) {
-		cachedLoop(seed, false).Run(t)
+		l := cachedLoop(seed, false)
+		l.Step = 15
+		l.Run(t)
+	}
+}
+
+// TestFailureRepeats repeats a failure by what its message says.
+func TestFailureRepeats(t *testing.T) {
+	loop := func() Loop {
+		return broke(3, func(_ *Env, b *broken) error {
+			b.flush = func() error { return nil }
+			return nil
+		})
+	}
+	_, err := loop().Try()
+	var first *Failure
+	if !errors.As(err, &first) {
+		t.Fatalf("%v", err)
+	}
+	asked := regexp.MustCompile(`UBCACHE_SIM="(.*?)"`).FindStringSubmatch(first.Error())
+	if asked == nil {
+		t.Fatalf("no way to repeat in %q", first.Error())
+	}
+	only, err := parseOnly(asked[1])
+	if err != nil || *only.seed != 3 {
+		t.Fatalf("%+v, %v", only, err)
+	}
+	for range 3 {
+		r, err := loop().try(only)
+		var again *Failure
+		if !errors.As(err, &again) || again.Err.Error() != first.Err.Error() || r.Cuts > 1 {
+			t.Fatalf("first %v\nthen %v, %+v", first, err, r)
+		}
+	}
+}
+
+func TestHangAfterCutIsFound(t *testing.T) {
+	l := small(0)
+	l.Workload.Weights = Weights{Write: 2, Flush: 1}
+	l.Between = func(_ context.Context, e *Env, s *System, n int) error {
+		if n == 20 { // until the device works again
+			b, r := s.Own.(*broken), e.Runtime
+			b.flush = func() error {
+				for b.plain.io.Flush() != nil {
+					r.Sleep(time.Second)
+				}
+				return nil
+			}
+		}
+		return nil
+	}
+	_, err := l.Try()
+	if !errors.Is(err, rt.ErrTimeLimit) {
+		t.Errorf("%v, want the time limit", err)
+	}
+}
+
+func TestParseOnly(t *testing.T) {
+	for _, c := range []struct{ in, want string }{
+		{"", ""},
+		{"seed=7 cut=123 strength=torn", ""},
+		{"seed=7 cut=never", ""},
+		{"cut=-", "invalid syntax"},
+		{"strength=strong", "want prefix, reordered, torn, kill or stop"},
+		{"seeds=3-9", ""},
+		{"seeds=9-3", "want first-last"},
+		{"seeds=9", "seeds"},
+		{"sed=1", "no key"},
+	} {
+		_, err := parseOnly(c.in)
+		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%q: %v, want %q", c.in, err, c.want)
+		}
+	}
+}
+
+// TestStages counts what a loop calls.
+func TestStages(t *testing.T) {
+	var mu sync.Mutex
+	calls := map[string]int{}
+	count := func(what string) {
+		mu.Lock()
+		defer mu.Unlock()
+		calls[what]++
+	}
+	l := small(0)
+	l.Step, l.Most = 20, 3
+	build, reopen := l.Build, l.Reopen
+	l.Build = func(ctx context.Context, e *Env) (*System, error) { count("build"); return build(ctx, e) }
+	l.Reopen = func(ctx context.Context, e *Env) (*System, error) { count("reopen"); return reopen(ctx, e) }
+	l.Stir = func(context.Context, *Env, *System) error { count("stir"); return nil }
+	l.Check = func(_ context.Context, r Rest) error {
+		if len(r.Images) != 1 || r.Images[0].Info().Size != diskSize {
+			t.Errorf("%+v", r)
+		}
+		count("check after " + r.Kind.String())
+		return nil
+	}
+	r, err := l.Try()
+	want := map[string]int{"build": 3, "reopen": 18, "stir": 9, "check after cut": 9, "check after stop": 9}
+	if err != nil || r.Cuts != 3 || r.Images != 9 || !maps.Equal(calls, want) {
+		t.Errorf("%+v, %v: %v, want %v", r, err, calls, want)
+	}
+	l.Most = -1
+	clear(calls)
+	r, err = l.Try()
+	want = map[string]int{"build": 1, "reopen": 8, "stir": 4, "check after cut": 3, "check after stop": 5}
+	if err != nil || r.Cuts != 0 || r.Images != 4 || r.Ops == 0 || !maps.Equal(calls, want) {
+		t.Errorf("no cut: %+v, %v: %v, want %v", r, err, calls, want)
+	}
+}
+
+// TestFailuresOfOtherKinds are not taken for the cut.
+func TestFailuresOfOtherKinds(t *testing.T) {
+	odd := errors.New("odd")
+	for name, change := range map[string]func(l *Loop){
+		"prepare": func(l *Loop) { l.Prepare = func(context.Context, *Env) error { return odd } },
+		"build":   func(l *Loop) { l.Build = func(context.Context, *Env) (*System, error) { return nil, odd } },
+		"reopen":  func(l *Loop) { l.Reopen = func(context.Context, *Env) (*System, error) { return nil, odd } },
+		"between": func(l *Loop) { l.Between = func(context.Context, *Env, *System, int) error { return odd } },
+		"stir":    func(l *Loop) { l.Stir = func(context.Context, *Env, *System) error { return odd } },
+		"check":   func(l *Loop) { l.Check = func(context.Context, Rest) error { return odd } },
+		"panic":   func(l *Loop) { l.Stir = func(context.Context, *Env, *System) error { panic(odd) } },
+	} {
+		l := small(0)
+		change(&l)
+		_, err := l.Try()
+		var f *Failure
+		if !errors.Is(err, odd) || !errors.As(err, &f) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestWorkloadOnRealRuntime runs without a simulation. What overlaps is kept apart: memory is not atomic by blocks.
+func TestWorkloadOnRealRuntime(t *testing.T) {
+	r := rt.New()
+	dev, err := blockdev.Memory(diskSize, blockdev.MemoryOptions{Runtime: r})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dev.Close()
+	p, err := newPlain(dev, 512)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.io.Close()
+	var mu sync.RWMutex
+	b := &broken{plain: p}
+	b.read = func(q []byte, off int64) error {
+		mu.RLock()
+		defer mu.RUnlock()
+		return p.io.ReadAt(q, off)
+	}
+	b.write = func(q []byte, off int64, _ bool) error {
+		mu.Lock()
+		defer mu.Unlock()
+		return p.io.WriteAt(q, off, 0)
+	}
+	b.discard = func(_, _ int64) error { return nil }
+	b.zeroes = func(off, n int64, _ bool) error { return b.write(make([]byte, n), off, false) }
+	h := NewHistory(Volume{Size: diskSize, Block: 512, Zero: true})
+	w := Workload{Seed: 1, Requests: 2000, Clients: 8, Think: time.Microsecond}
+	if err := w.Run(t.Context(), r, h, []Target{b}); err != nil {
+		t.Error(err)
 	}
 }

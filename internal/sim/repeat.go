@@ -11,11 +11,13 @@ import (
 	"github.com/ubcache/ubcache/internal/blockdev"
 )
 
-// variable is what the environment asks for one run with: "seed=7 cut=123 strength=torn", or parts of it.
+// variable is what the environment asks for certain runs with: "seed=7 cut=123 strength=torn", or parts of it, or
+// "seeds=100-199".
 const variable = "UBCACHE_SIM"
 
 // only is what is asked for; nil or "": all.
 type only struct {
+	seeds    []uint64
 	seed     *uint64
 	cut      *int
 	strength string
@@ -32,6 +34,14 @@ func parseOnly(s string) (only, error) {
 		case "seed":
 			o.seed = new(uint64)
 			*o.seed, err = strconv.ParseUint(value, 0, 64)
+		case "seeds":
+			var first, last uint64
+			if _, err = fmt.Sscanf(value, "%d-%d", &first, &last); err == nil && (last < first || last-first > 1<<20) {
+				err = fmt.Errorf("seeds %s: want first-last", value)
+			}
+			for n := first; err == nil && n <= last; n++ {
+				o.seeds = append(o.seeds, n)
+			}
 		case "cut":
 			o.cut = new(int)
 			if value == "never" {
@@ -45,7 +55,7 @@ func parseOnly(s string) (only, error) {
 				err = fmt.Errorf("no strength %q: want prefix, reordered, torn, kill or stop", value)
 			}
 		default:
-			err = fmt.Errorf("no key %q: want seed, cut, strength", key)
+			err = fmt.Errorf("no key %q: want seed, seeds, cut, strength", key)
 		}
 		if err != nil {
 			return only{}, fmt.Errorf("%s=%q: %w", variable, s, err)
@@ -63,14 +73,20 @@ func strength(name string) (blockdev.Strength, bool) {
 	return 0, false
 }
 
-// Seeds returns the numbers from 0 to n-1, or the one seed that the environment asks for by
+// Seeds returns the numbers from 0 to n-1, or those that the environment asks for by
 //
 //	UBCACHE_SIM="seed=7 cut=123 strength=torn"
+//	UBCACHE_SIM="seeds=100-199"
 //
 // of which cut and strength are for Loop.Run, and may be left out.
 func Seeds(n int) []uint64 {
-	if o, err := fromEnvironment(); err == nil && o.seed != nil {
-		return []uint64{*o.seed}
+	if o, err := fromEnvironment(); err == nil { // else Run complains
+		switch {
+		case o.seed != nil:
+			return []uint64{*o.seed}
+		case o.seeds != nil:
+			return o.seeds
+		}
 	}
 	list := make([]uint64, n)
 	for i := range list {

@@ -1,6 +1,10 @@
 package sim
 
-import "context"
+import (
+	"context"
+	"fmt"
+	"strings"
+)
 
 // A Target is a volume under test. Offsets and lengths are in bytes and multiples of BlockSize. All methods may be
 // called by several goroutines at the same time.
@@ -27,16 +31,19 @@ type Client struct {
 func (h *History) Client(volume int, t Target) *Client {
 	v := h.volumes[volume]
 	if t.Size() != v.Size || t.BlockSize() != v.Block {
-		panic("sim: a Target whose size or block is not that of its Volume")
+		panic(fmt.Sprintf("sim: a Target of %d bytes in blocks of %d for a volume of %d in blocks of %d", t.Size(), t.BlockSize(), v.Size, v.Block))
 	}
 	return &Client{h: h, volume: volume, t: t, block: int64(v.Block)}
 }
 
+// unread is what a buffer holds before a read: what is not filled in is seen.
+var unread = strings.Repeat("\xdb", 4096)
+
 // Read reads n bytes at off, and returns a *Violation if they are not what a read may return.
 func (c *Client) Read(ctx context.Context, off, n int64) error {
 	p := make([]byte, n)
-	for i := range p {
-		p[i] = 0xdb // what is not filled in is seen
+	for rest := p; len(rest) > 0; {
+		rest = rest[copy(rest, unread):]
 	}
 	start := c.h.beginRead()
 	defer c.h.endRead(start)

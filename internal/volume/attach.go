@@ -190,3 +190,11 @@ func labelOf(sb *ondisk.Superblock) (l [32]byte) {
 	copy(l[:], sb.Label[:n])
 	return l
 }
+
+// BackingUUID returns the uuid of the backing device, "" of a flash-only volume.
+func (v *Volume) BackingUUID() string {
+	if v.flash {
+		return ""
+	}
+	return v.super.UUID.String()
+}

@@ -15,9 +15,13 @@ import (
 	"strings"
 )
 
-func hash(dev string, from int64) {
+// hash describes size bytes of dev at from; size -1: all to its end.
+func hash(dev string, from, size int64) {
 	f := openSource(dev)
 	end := f.size
+	if size >= 0 {
+		end = from + size
+	}
 	var r struct {
 		Size   int64    `json:"size"`
 		Sha256 string   `json:"sha256"`

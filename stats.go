@@ -1,0 +1,90 @@
+package ubcache
+
+import (
+	"github.com/ubcache/ubcache/internal/bucket"
+	"github.com/ubcache/ubcache/internal/ondisk"
+)
+
+// SetStats are the state of a set at a moment, and totals since it was opened. It takes microseconds to get them,
+// whatever the size of the cache.
+type SetStats struct {
+	UUID                  string
+	BucketSize, BlockSize int64 // bytes
+	Buckets               uint64
+	InUse                 int // percent of the buckets that hold what is needed: neither empty, clean nor free
+
+	// Buckets by what is in them: nothing; clean data only; some dirty data; metadata; ready to be written, or about to
+	// be; data under way; superblock and journal; counts that do not fit, so that they rest.
+	Empty, Clean, Dirty, Metadata, Ready, Pinned, Fixed, Suspect uint64
+
+	LiveBytes, DirtyBytes int64 // in the index
+	Nodes                 int   // of the index, in memory
+	NodeBytes             int64
+	TreeDepth             int // 0: the root is a leaf
+
+	JournalEntries, JournalKeys, JournalBytes    uint64
+	NodeReads, NodeAppends, NodeRewrites, Splits uint64
+	Batches, Evicted                             uint64 // times that buckets were made ready; clean buckets taken for that
+	NoBucket                                     uint64 // times that data found no bucket ready
+	MaxLag                                       int    // generations that a bucket is ahead of its oldest pointer
+	ReplayedKeys                                 uint64 // at the start
+	MappedEntries                                uint64 // of these, from the process that died
+	Failed                                       string // why the set has stopped; empty: it has not
+}
+
+// Stats returns the set's.
+func (s *CacheSet) Stats() SetStats {
+	i := s.set.Info()
+	g := s.set.Geometry()
+	n := func(c bucket.Category) uint64 { return uint64(i.Buckets[c]) }
+	st := SetStats{
+		UUID: s.UUID(), BucketSize: g.BucketBytes(), BlockSize: int64(g.BlockBytes()), Buckets: uint64(i.NBuckets), InUse: i.InUse,
+		Empty: n(bucket.Empty), Clean: n(bucket.Clean), Dirty: n(bucket.Dirty), Metadata: n(bucket.Meta), Ready: n(bucket.Ready) + n(bucket.Inc),
+		Pinned: n(bucket.Pinned), Fixed: n(bucket.Fixed), Suspect: n(bucket.Suspect),
+		LiveBytes: int64(i.Live) * ondisk.SectorSize, DirtyBytes: int64(i.Dirty) * ondisk.SectorSize,
+		Nodes: i.Nodes, NodeBytes: int64(i.NodeBytes), TreeDepth: int(i.Root.Level),
+		JournalEntries: i.Journal.Entries, JournalKeys: i.Journal.Keys, JournalBytes: i.Journal.Bytes,
+		NodeReads: i.NodeReads, NodeAppends: i.NodeAppends, NodeRewrites: i.NodeRewrites, Splits: i.NodeSplits,
+		Batches: i.Table.Batches, Evicted: i.Table.Evicted, NoBucket: i.NoBucket, MaxLag: i.MaxLag,
+		ReplayedKeys: i.ReplayedKeys, MappedEntries: i.MappedEntries,
+	}
+	if err := s.Err(); err != nil {
+		st.Failed = err.Error()
+	}
+	return st
+}
+
+// VolumeStats are totals since a volume was opened, and its state.
+type VolumeStats struct {
+	Hits, Misses, BypassHits, BypassMisses uint64 // read requests; a half hit is a miss
+
+	BypassedBytes                                             int64  // of reads and writes that went round the cache
+	BypassSequential, BypassFull, BypassMode, BypassUnaligned uint64 // requests, by reason
+
+	MissCollisions  uint64 // fills voided by writes
+	FillsSkipped    uint64 // misses that were not copied to the cache for want of room
+	ReadRaces       uint64 // cache reads repeated since the bucket was reused meanwhile
+	CacheReadErrors uint64
+
+	Reads, Writes, Flushes, Discards, Zeroes uint64
+	ReadBytes, WrittenBytes                  int64
+	InvalidationWaits                        uint64 // writes that waited until what they overwrite was invalidated durably
+
+	DirtyBytes  int64
+	Mode, State string
+}
+
+// Stats returns the volume's.
+func (v *Volume) Stats() VolumeStats {
+	s := v.v.Stats()
+	st := VolumeStats{
+		Hits: s.Hits, Misses: s.Misses, BypassHits: s.BypassHits, BypassMisses: s.BypassMisses,
+		BypassedBytes: int64(s.Bypassed) * ondisk.SectorSize, BypassSequential: s.BypassSequential, BypassFull: s.BypassFull,
+		BypassMode: s.BypassMode, BypassUnaligned: s.BypassUnaligned, MissCollisions: s.MissCollisions, FillsSkipped: s.FillsSkipped,
+		ReadRaces: s.ReadRaces, CacheReadErrors: s.CacheReadErrors, Reads: s.Reads, Writes: s.Writes, Flushes: s.Flushes,
+		Discards: s.Discards, Zeroes: s.Zeroes, ReadBytes: int64(s.ReadSectors) * ondisk.SectorSize,
+		WrittenBytes: int64(s.WrittenSectors) * ondisk.SectorSize, InvalidationWaits: s.InvalidationWaits,
+		DirtyBytes: v.v.DirtySectors() * ondisk.SectorSize, Mode: modeName(v.v), State: stateName(v.v),
+	}
+	return st
+}
