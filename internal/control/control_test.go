@@ -306,7 +306,7 @@ func TestSum(t *testing.T) {
 		x := Num(n)
 		return Volume{Name: fmt.Sprint(n), Counters: Counters{
 			DirtyBytes: x, Requests: Requests{x, x, x, x, x, x, x},
-			Cache:    Cache{Hits: x, Misses: x, MissCollisions: x, ReadRaces: x, ReadErrors: x},
+			Cache:    Cache{Hits: x, Misses: x, MissCollisions: x, FillsSkipped: x, Waits: x, ReadRaces: x, ReadErrors: x},
 			Bypassed: Bypassed{ReadHits: x, ReadMisses: x, Bytes: x, ByReason: map[string]Number{"mode": x, fmt.Sprint(n): x}},
 		}}
 	}

@@ -73,6 +73,7 @@ type Status struct {
 // Set describes the cache set.
 type Set struct {
 	UUID         string  `json:"uuid"`
+	Failed       string  `json:"failed,omitempty"` // why the set has stopped: nothing is acknowledged any more
 	BucketBytes  Number  `json:"bucket_bytes,omitzero"`
 	BlockBytes   Number  `json:"block_bytes,omitzero"`
 	InUsePercent Number  `json:"in_use_percent,omitzero"` // of all buckets, those that are not available
@@ -81,8 +82,10 @@ type Set struct {
 	DirtyBytes   Number  `json:"dirty_bytes,omitzero"`  // of that, data that is not on the backing devices yet
 	Btree        Btree   `json:"btree"`
 	Journal      Journal `json:"journal"`
-	Batches      Number  `json:"allocation_batches,omitzero"`
-	Evicted      Number  `json:"evicted_buckets,omitzero"` // reused although clean data was in them
+	Batches      Number  `json:"allocation_batches,omitzero"` // times that buckets were made ready
+	Evicted      Number  `json:"evicted_buckets,omitzero"`    // reused although clean data was in them
+	NoBucket     Number  `json:"no_bucket_ready,omitzero"`    // times that data found none
+	MaxLag       Number  `json:"max_generation_lag,omitzero"` // of a bucket over its oldest pointer
 }
 
 // Buckets says how many buckets of the cache device are in which state; each is in one.
@@ -99,17 +102,24 @@ type Buckets struct {
 	Suspect   Number `json:"suspect,omitzero"`   // content in doubt, put aside until it is verified
 }
 
-// Btree describes the index in memory.
+// Btree describes the index, and counts what was done to its nodes on disk.
 type Btree struct {
-	Nodes Number `json:"nodes_in_memory,omitzero"`
-	Bytes Number `json:"bytes_in_memory,omitzero"`
+	Nodes    Number `json:"nodes_in_memory,omitzero"`
+	Bytes    Number `json:"bytes_in_memory,omitzero"`
+	Depth    Number `json:"depth,omitzero"` // 0: the root is a leaf
+	Reads    Number `json:"node_reads,omitzero"`
+	Appends  Number `json:"node_appends,omitzero"`
+	Rewrites Number `json:"node_rewrites,omitzero"`
+	Splits   Number `json:"node_splits,omitzero"`
 }
 
-// Journal counts what was written to the journal.
+// Journal counts what was written to the journal, and what was read from it at the start.
 type Journal struct {
-	Entries Number `json:"entries,omitzero"`
-	Keys    Number `json:"keys,omitzero"`
-	Bytes   Number `json:"bytes,omitzero"`
+	Entries  Number `json:"entries,omitzero"`
+	Keys     Number `json:"keys,omitzero"`
+	Bytes    Number `json:"bytes,omitzero"`
+	Replayed Number `json:"replayed_keys,omitzero"`  // at the start
+	Mapped   Number `json:"mapped_entries,omitzero"` // at the start, left in memory by a process that died
 }
 
 // Volume describes a volume.
@@ -143,12 +153,15 @@ type Requests struct {
 	Zeroes       Number `json:"zeroes,omitzero"`
 }
 
-// Cache counts read requests that were not bypassed. One that was only partly in the cache is a miss.
+// Cache counts read requests that were not bypassed. One that was only partly in the cache is a miss. Beside these it
+// counts what happened on the way.
 type Cache struct {
 	Hits            Number   `json:"hits,omitzero"`
 	Misses          Number   `json:"misses,omitzero"`
 	HitRatioPercent *float64 `json:"hit_ratio_percent,omitempty"` // nil while there were no such requests
 	MissCollisions  Number   `json:"miss_collisions,omitzero"`    // data of a miss that was not kept: a write came between
+	FillsSkipped    Number   `json:"fills_skipped,omitzero"`      // data of a miss that was not kept: no room
+	Waits           Number   `json:"invalidation_waits,omitzero"` // writes that waited until what they overwrite was durably invalid
 	ReadRaces       Number   `json:"read_races,omitzero"`         // reads repeated, their bucket was reused meanwhile
 	ReadErrors      Number   `json:"read_errors,omitzero"`        // of the cache device
 }
@@ -182,7 +195,7 @@ func Sum(volumes []Volume) Counters {
 	t := Counters{
 		DirtyBytes: zero,
 		Requests:   Requests{zero, zero, zero, zero, zero, zero, zero},
-		Cache:      Cache{Hits: zero, Misses: zero, MissCollisions: zero, ReadRaces: zero, ReadErrors: zero},
+		Cache:      Cache{Hits: zero, Misses: zero, MissCollisions: zero, FillsSkipped: zero, Waits: zero, ReadRaces: zero, ReadErrors: zero},
 		Bypassed:   Bypassed{ReadHits: zero, ReadMisses: zero, Bytes: zero, ByReason: map[string]Number{}},
 	}
 	add := func(to *Number, n Number) { *to = to.Plus(n) }
@@ -201,6 +214,8 @@ func Sum(volumes []Volume) Counters {
 		add(&c.Hits, d.Hits)
 		add(&c.Misses, d.Misses)
 		add(&c.MissCollisions, d.MissCollisions)
+		add(&c.FillsSkipped, d.FillsSkipped)
+		add(&c.Waits, d.Waits)
 		add(&c.ReadRaces, d.ReadRaces)
 		add(&c.ReadErrors, d.ReadErrors)
 		add(&t.Bypassed.ReadHits, v.Bypassed.ReadHits)

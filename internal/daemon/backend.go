@@ -1,0 +1,202 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/ubcache/ubcache"
+	"github.com/ubcache/ubcache/internal/control"
+	"github.com/ubcache/ubcache/internal/nbd"
+)
+
+// A backend answers the control socket's questions from the running set.
+type backend struct {
+	version string
+	started time.Time
+	volumes []namedVolume // complete before start, as are nbd and addrs
+	nbd     *nbd.Server
+	addrs   []net.Addr
+
+	mu       sync.RWMutex // guards what follows, not held while the set is asked
+	set      cacheSet     // nil until it runs
+	stopping bool
+}
+
+type namedVolume struct {
+	name string
+	volume
+}
+
+func newBackend(version string) *backend { return &backend{version: version, started: time.Now()} }
+
+// add names a volume, before start.
+func (b *backend) add(name string, v volume) { b.volumes = append(b.volumes, namedVolume{name, v}) }
+
+// start lets questions be answered, stop lets nothing be changed any more.
+func (b *backend) start(set cacheSet, server *nbd.Server, addrs []net.Addr) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.set, b.nbd, b.addrs = set, server, addrs
+}
+
+func (b *backend) stop() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.stopping = true
+}
+
+// running returns the set, or why it cannot be asked, or changed.
+func (b *backend) running(change bool) (cacheSet, error) {
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	switch {
+	case b.set == nil:
+		return nil, control.Starting()
+	case change && b.stopping:
+		return nil, control.Stopping()
+	}
+	return b.set, nil
+}
+
+// Status implements control.Backend.
+func (b *backend) Status(context.Context) (*control.Status, error) {
+	set, err := b.running(false)
+	if err != nil {
+		return nil, err
+	}
+	s := &control.Status{Version: b.version, PID: os.Getpid(), Started: b.started, Set: setStatus(set.Stats())}
+	connections := map[string]int{}
+	for _, c := range b.nbd.Connections() {
+		connections[c.Export]++
+	}
+	for _, v := range b.volumes {
+		stats := v.Stats()
+		o := control.Volume{
+			Name: v.name, SizeBytes: control.Num(v.Size()), BlockBytes: control.Num(v.BlockSize()), Mode: stats.Mode, State: stats.State,
+			Connections: control.Num(connections[v.name]), Counters: counters(&stats),
+		}
+		for _, a := range b.addrs {
+			o.NBD = append(o.NBD, nbd.Address{Network: a.Network(), Addr: a.String(), Export: v.name}.String())
+		}
+		s.Volumes = append(s.Volumes, o)
+	}
+	s.Total = control.Sum(s.Volumes)
+	return s, nil
+}
+
+func setStatus(s ubcache.SetStats) control.Set {
+	return control.Set{
+		UUID: s.UUID, Failed: s.Failed, BucketBytes: control.Num(s.BucketSize), BlockBytes: control.Num(s.BlockSize), InUsePercent: control.Num(s.InUse),
+		Buckets: control.Buckets{
+			Total: control.Num(s.Buckets), Available: control.Num(s.Empty + s.Clean + s.Ready),
+			Empty: control.Num(s.Empty), Clean: control.Num(s.Clean), Ready: control.Num(s.Ready),
+			Dirty: control.Num(s.Dirty), Metadata: control.Num(s.Metadata), Pinned: control.Num(s.Pinned),
+			Fixed: control.Num(s.Fixed), Suspect: control.Num(s.Suspect),
+		},
+		CachedBytes: control.Num(s.LiveBytes), DirtyBytes: control.Num(s.DirtyBytes),
+		Btree: control.Btree{
+			Nodes: control.Num(s.Nodes), Bytes: control.Num(s.NodeBytes), Depth: control.Num(s.TreeDepth), Reads: control.Num(s.NodeReads),
+			Appends: control.Num(s.NodeAppends), Rewrites: control.Num(s.NodeRewrites), Splits: control.Num(s.Splits),
+		},
+		Journal: control.Journal{
+			Entries: control.Num(s.JournalEntries), Keys: control.Num(s.JournalKeys), Bytes: control.Num(s.JournalBytes),
+			Replayed: control.Num(s.ReplayedKeys), Mapped: control.Num(s.MappedEntries),
+		},
+		Batches: control.Num(s.Batches), Evicted: control.Num(s.Evicted), NoBucket: control.Num(s.NoBucket), MaxLag: control.Num(s.MaxLag),
+	}
+}
+
+func counters(v *ubcache.VolumeStats) control.Counters {
+	c := control.Counters{
+		DirtyBytes: control.Num(v.DirtyBytes),
+		Requests: control.Requests{
+			Reads: control.Num(v.Reads), ReadBytes: control.Num(v.ReadBytes), Writes: control.Num(v.Writes), WrittenBytes: control.Num(v.WrittenBytes),
+			Flushes: control.Num(v.Flushes), Discards: control.Num(v.Discards), Zeroes: control.Num(v.Zeroes),
+		},
+		Cache: control.Cache{
+			Hits: control.Num(v.Hits), Misses: control.Num(v.Misses), MissCollisions: control.Num(v.MissCollisions),
+			FillsSkipped: control.Num(v.FillsSkipped), Waits: control.Num(v.InvalidationWaits), ReadRaces: control.Num(v.ReadRaces), ReadErrors: control.Num(v.CacheReadErrors),
+		},
+		Bypassed: control.Bypassed{
+			ReadHits: control.Num(v.BypassHits), ReadMisses: control.Num(v.BypassMisses), Bytes: control.Num(v.BypassedBytes),
+			ByReason: map[string]control.Number{
+				"sequential": control.Num(v.BypassSequential), "cache_full": control.Num(v.BypassFull),
+				"mode": control.Num(v.BypassMode), "unaligned": control.Num(v.BypassUnaligned),
+			},
+		},
+	}
+	c.Cache.HitRatioPercent = c.Cache.HitRatio()
+	return c
+}
+
+// Objects implements control.Backend.
+func (b *backend) Objects(context.Context) ([]string, error) {
+	set, err := b.running(false)
+	if err != nil {
+		return nil, err
+	}
+	return set.Objects(), nil
+}
+
+// Attributes implements control.Backend.
+func (b *backend) Attributes(_ context.Context, object string) ([]control.Attribute, error) {
+	set, err := b.running(false)
+	if err != nil {
+		return nil, err
+	}
+	attributes, err := set.Attributes(object)
+	if err != nil {
+		return nil, attributeError(set, object, "", "", err)
+	}
+	list := make([]control.Attribute, len(attributes))
+	for i, a := range attributes {
+		list[i] = control.Attribute{Name: a.Name, Value: a.Value, Writable: a.Writable}
+	}
+	return list, nil
+}
+
+// Attribute implements control.Backend.
+func (b *backend) Attribute(_ context.Context, object, name string) (string, error) {
+	set, err := b.running(false)
+	if err != nil {
+		return "", err
+	}
+	value, err := set.Attribute(object, name)
+	return value, attributeError(set, object, name, "", err)
+}
+
+// SetAttribute implements control.Backend.
+func (b *backend) SetAttribute(ctx context.Context, object, name, value string) error {
+	set, err := b.running(true)
+	if err != nil {
+		return err
+	}
+	return attributeError(set, object, name, value, set.SetAttribute(ctx, object, name, value))
+}
+
+// attributeError gives an error of a set the form of the control socket, with what there is instead.
+func attributeError(set cacheSet, object, name, value string, err error) error {
+	var bad *ubcache.ValueError
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, ubcache.ErrNoObject):
+		return control.NoObject(object, set.Objects())
+	case errors.Is(err, ubcache.ErrNoAttribute):
+		var known []string
+		list, _ := set.Attributes(object)
+		for _, a := range list {
+			known = append(known, a.Name)
+		}
+		return control.NoAttribute(object, name, known)
+	case errors.Is(err, ubcache.ErrReadOnlyAttribute):
+		return control.ReadOnly(object, name)
+	case errors.As(err, &bad):
+		return control.BadValue(object, name, value, bad.Want)
+	}
+	return err
+}

@@ -1,0 +1,46 @@
+package daemon
+
+import (
+	"context"
+
+	"github.com/ubcache/ubcache"
+	"github.com/ubcache/ubcache/internal/blockdev"
+)
+
+// A cacheSet is what the daemon needs of a *ubcache.CacheSet, and a volume what it needs of a *ubcache.Volume.
+type cacheSet interface {
+	OpenVolume(ctx context.Context, o ubcache.VolumeOptions) (volume, error)
+	Close(ctx context.Context) error
+	Stats() ubcache.SetStats
+	Objects() []string
+	Attributes(object string) ([]ubcache.Attribute, error)
+	Attribute(object, name string) (string, error)
+	SetAttribute(ctx context.Context, object, name, value string) error
+}
+
+type volume interface {
+	Size() int64
+	BlockSize() int
+	Stats() ubcache.VolumeStats
+	Device() blockdev.Device
+	EachState(ctx context.Context, off, n int64, fn func(s ubcache.BlockState, off, n int64) bool) error
+}
+
+// openEngine is ubcache.Open.
+func openEngine(ctx context.Context, o ubcache.Options) (cacheSet, error) {
+	s, err := ubcache.Open(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	return engine{s}, nil
+}
+
+type engine struct{ *ubcache.CacheSet }
+
+func (e engine) OpenVolume(ctx context.Context, o ubcache.VolumeOptions) (volume, error) {
+	v, err := e.CacheSet.OpenVolume(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	return v, nil
+}

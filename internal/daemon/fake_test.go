@@ -1,0 +1,192 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/ubcache/ubcache"
+	"github.com/ubcache/ubcache/internal/blockdev"
+)
+
+// A fakeSet is a cacheSet whose volumes are disks in memory, and that notes what is done with it.
+type fakeSet struct {
+	mu      sync.Mutex
+	log     []string // "open", "volume a", "close a", "close"
+	options ubcache.Options
+	volumes map[string]*fakeVolume
+	attrs   map[string]map[string]string // by object; those that begin with "stats" are read-only
+
+	failOpen, failClose error
+	failVolume          string        // the name of one that does not open
+	opening, closing    chan struct{} // opening and closing wait for these, if not nil, or for the context
+	stuck               bool          // closing does not mind the context
+	wrap                func(blockdev.Device) blockdev.Device
+}
+
+func newFakeSet() *fakeSet {
+	return &fakeSet{volumes: map[string]*fakeVolume{}, attrs: map[string]map[string]string{
+		"set":   {"congested": "0.0k", "stats_total/cache_hits": "7"},
+		"cache": {"nbuckets": "64"},
+	}}
+}
+
+func (f *fakeSet) note(format string, args ...any) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.log = append(f.log, fmt.Sprintf(format, args...))
+}
+
+func (f *fakeSet) notes() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.log)
+}
+
+// open is Config.open.
+func (f *fakeSet) open(ctx context.Context, o ubcache.Options) (cacheSet, error) {
+	if f.opening != nil {
+		select {
+		case <-f.opening:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	if f.failOpen != nil {
+		return nil, f.failOpen
+	}
+	f.options = o
+	f.note("open")
+	return f, nil
+}
+
+func (f *fakeSet) OpenVolume(_ context.Context, o ubcache.VolumeOptions) (volume, error) {
+	if o.Name == f.failVolume {
+		return nil, errors.New("no such thing")
+	}
+	mem, err := blockdev.Memory(1<<20, blockdev.MemoryOptions{LogicalBlock: 4096})
+	if err != nil {
+		return nil, err
+	}
+	v := &fakeVolume{options: o, dev: mem}
+	if f.wrap != nil {
+		v.dev = f.wrap(mem)
+	}
+	f.mu.Lock()
+	f.volumes[o.Name] = v
+	f.attrs[o.Name] = map[string]string{"cache_mode": "[writethrough] writeback", "label": o.Name, "stats_total/bypassed": "0.0k"}
+	f.mu.Unlock()
+	f.note("volume %s", o.Name)
+	return v, nil
+}
+
+func (f *fakeSet) Close(ctx context.Context) error {
+	if f.closing != nil {
+		select {
+		case <-f.closing:
+		case <-ctx.Done():
+			if f.stuck {
+				<-f.closing
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(f.volumes)) {
+		f.volumes[name].dev.Close()
+		f.note("close %s", name)
+	}
+	f.note("close")
+	return f.failClose
+}
+
+func (f *fakeSet) Stats() ubcache.SetStats {
+	return ubcache.SetStats{
+		UUID: "11111111-0000-4000-8000-000000000001", BucketSize: 512 << 10, BlockSize: 4096, Buckets: 1 << 50, InUse: 12,
+		Empty: 1, Clean: 2, Dirty: 3, Metadata: 4, Ready: 5, Pinned: 6, Fixed: 7, Suspect: 8, LiveBytes: 9, DirtyBytes: 10,
+		Nodes: 11, NodeBytes: 12, JournalEntries: 13, JournalKeys: 14, JournalBytes: 15, Batches: 16, Evicted: 17,
+		TreeDepth: 18, NodeReads: 19, NodeAppends: 20, NodeRewrites: 21, Splits: 22, NoBucket: 23, MaxLag: 24, ReplayedKeys: 25, MappedEntries: 26, Failed: "why",
+	}
+}
+
+func (f *fakeSet) Objects() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Sorted(maps.Keys(f.attrs))
+}
+
+func (f *fakeSet) Attributes(object string) ([]ubcache.Attribute, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.attrs[object] == nil {
+		return nil, fmt.Errorf("%w: %q", ubcache.ErrNoObject, object)
+	}
+	var list []ubcache.Attribute
+	for _, name := range slices.Sorted(maps.Keys(f.attrs[object])) {
+		list = append(list, ubcache.Attribute{Name: name, Value: f.attrs[object][name], Writable: name[:5] != "stats"})
+	}
+	return list, nil
+}
+
+func (f *fakeSet) Attribute(object, name string) (string, error) {
+	list, err := f.Attributes(object)
+	for _, a := range list {
+		if a.Name == name {
+			return a.Value, nil
+		}
+	}
+	if err == nil {
+		err = fmt.Errorf("%w: %q", ubcache.ErrNoAttribute, name)
+	}
+	return "", err
+}
+
+func (f *fakeSet) SetAttribute(_ context.Context, object, name, value string) error {
+	if _, err := f.Attribute(object, name); err != nil {
+		return err
+	}
+	switch {
+	case name[:5] == "stats":
+		return fmt.Errorf("%w: %q", ubcache.ErrReadOnlyAttribute, name)
+	case value == "bad":
+		return fmt.Errorf("set: %w", &ubcache.ValueError{Attribute: name, Value: value, Want: "something else"})
+	case value == "broken":
+		return errors.New("the superblock could not be written")
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.attrs[object][name] = value
+	return nil
+}
+
+// A fakeVolume says of its first three quarters of a MiB that they are clean, clean again, and dirty, and of the
+// rest that it is uncached.
+type fakeVolume struct {
+	options ubcache.VolumeOptions
+	dev     blockdev.Device
+}
+
+func (v *fakeVolume) Size() int64             { return v.dev.Info().Size }
+func (v *fakeVolume) BlockSize() int          { return 4096 }
+func (v *fakeVolume) Device() blockdev.Device { return v.dev }
+
+func (v *fakeVolume) Stats() ubcache.VolumeStats {
+	return ubcache.VolumeStats{
+		Hits: 1, Misses: 2, BypassHits: 3, BypassMisses: 4, BypassedBytes: 5, BypassSequential: 6, BypassFull: 7, BypassMode: 8, BypassUnaligned: 9,
+		MissCollisions: 10, ReadRaces: 11, Reads: 12, Writes: 13, Flushes: 14, Discards: 15, Zeroes: 16, ReadBytes: 17, WrittenBytes: 18,
+		CacheReadErrors: 19, DirtyBytes: 20, FillsSkipped: 21, InvalidationWaits: 22, Mode: "writethrough", State: "clean",
+	}
+}
+
+func (v *fakeVolume) EachState(_ context.Context, off, n int64, fn func(s ubcache.BlockState, off, n int64) bool) error {
+	const quarter = 256 << 10
+	for end := off + n; off < end; {
+		part := min(quarter-off%quarter, end-off)
+		if !fn([]ubcache.BlockState{ubcache.Clean, ubcache.Clean, ubcache.Dirty, ubcache.Uncached}[off/quarter], off, part) {
+			break
+		}
+		off += part
+	}
+	return nil
+}
