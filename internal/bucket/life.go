@@ -276,6 +276,22 @@ func (t *Table) TakeUnused() (b uint32, gen uint8, ok bool) {
 	return 0, 0, false
 }
 
+// ReadyUnused makes up to n unused buckets ready for metadata without a batch, as TakeUnused takes one, and under the
+// same condition. Nodes that are rewritten during replay find a bucket so, though the journal may have no room for a
+// batch's entry until they are. It returns how many.
+func (t *Table) ReadyUnused(n int) (ready int) {
+	for ; ready < n && t.pools[poolMeta].room() > 0; ready++ {
+		b, _, ok := t.TakeUnused()
+		if !ok {
+			break
+		}
+		w, s := t.get(b)
+		t.set(b, w, s.withState(stateReady))
+		t.pools[poolMeta].push(b)
+	}
+	return ready
+}
+
 // breakage are rules that tests leave out, to see that they are found out.
 type breakage uint16
 

@@ -150,8 +150,8 @@ func (l *Loader) Journal(p ondisk.Ptr) (b uint32, ok bool) {
 
 // Finish builds the index and the counters. durable is the newest journal entry, lastSeq the oldest needed.
 //
-// What comes next: AllocatePrioSets (and TakeUnused, for a set without contents), then a first batch, whose
-// journal entry is written before any key is inserted again, then replay, with Apply, then Unpin.
+// What comes next: AllocatePrioSets (and TakeUnused, for a set without contents), then a first batch, and replay, with
+// Apply and Unpin for each key: before or beside each other, since what the journal's keys point to is pinned.
 func (l *Loader) Finish(durable, lastSeq uint64) (*Table, Report) {
 	t := l.t
 	l.t = nil

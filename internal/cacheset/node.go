@@ -10,10 +10,7 @@ import (
 )
 
 // A job is a node for a writer.
-type job struct {
-	node    *btree.Node
-	rewrite bool
-}
+type job struct{ node *btree.Node }
 
 // An aged is a node with keys that are not on the disk.
 type aged struct {

@@ -18,8 +18,8 @@ import (
 // acknowledged, is in the index. The device stays the caller's: close it after the set.
 //
 // Order (B 9.9): superblock, journal, mapping, generations, slots; one walk of the tree, which counts; the needed
-// journal entries pin their buckets; the superblock's seq is raised, which ends the mapping's validity; a batch of
-// buckets is made durable; the entries are inserted again; then the set serves.
+// journal entries pin their buckets; the superblock's seq is raised, which ends the mapping's validity; the entries are
+// inserted again, and a first batch of buckets is made durable; then the set serves.
 func Open(ctx context.Context, dev blockdev.Device, o Options) (_ *Set, err error) {
 	s := newSet(dev, o)
 	defer func() {
@@ -199,6 +199,7 @@ func (s *Set) recover(ctx context.Context) error {
 	if err := s.table.AllocatePrioSets(); err != nil {
 		return fmt.Errorf("%s: %w", s.info.Name, err)
 	}
+	s.table.ReadyUnused(startBuckets)
 	if err := s.openJournal(ctx, rec); err != nil {
 		return fmt.Errorf("%s: %w", s.info.Name, err)
 	}
@@ -209,9 +210,8 @@ func (s *Set) recover(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := s.batch(); err != nil {
-		return fmt.Errorf("%s: first buckets: %w", s.info.Name, err)
-	}
+	// The refiller makes the first buckets ready beside the replay: after starts that were cut short, one after the
+	// other, the journal may have room for its entry only when keys are in their leaves again.
 	s.startWriters()
 	if err := s.replay(ctx, rec); err != nil {
 		return fmt.Errorf("%s: replay: %w", s.info.Name, err)
@@ -379,22 +379,7 @@ func (s *Set) mend() error {
 		if err := s.errLocked(); err != nil {
 			return err
 		}
-		var miss btree.Ref
-		var walk func(level int) bool
-		walk = func(level int) bool {
-			for p := (btree.Pos{}); ; {
-				n, m := s.tree.NodeAt(level, p)
-				if n == nil {
-					miss = m
-					return m.IsZero()
-				}
-				if s.torn[n.Ref().Ptr] {
-					s.queueLocked(n, true)
-				}
-				p = n.Ref().High
-			}
-		}
-		if !walk(0) {
+		if miss := s.queueTornLocked(); !miss.IsZero() {
 			s.mu.Unlock()
 			err := s.ReadNode(miss)
 			s.mu.Lock()
@@ -408,6 +393,20 @@ func (s *Set) mend() error {
 		}
 	}
 	return nil
+}
+
+// queueTornLocked hands the leaves that are to be mended to the writers. It returns the node that it needs for that.
+func (s *Set) queueTornLocked() (miss btree.Ref) {
+	for p := (btree.Pos{}); ; {
+		n, miss := s.tree.NodeAt(0, p)
+		if n == nil {
+			return miss
+		}
+		if s.torn[n.Ref().Ptr] {
+			s.queueLocked(n, true)
+		}
+		p = n.Ref().High
+	}
 }
 
 // create initialises a set that was only formatted.

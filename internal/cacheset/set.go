@@ -41,8 +41,10 @@ const (
 	dirtyAge    = 30 * time.Second // a node is written when it has waited so long
 	tickEvery   = time.Second
 	closeLimit  = 10 * time.Second
-	writeTries  = 3
-	retryPause  = 100 * time.Millisecond
+
+	startBuckets = 32 // for nodes that are rewritten during replay, at most
+	writeTries   = 3
+	retryPause   = 100 * time.Millisecond
 )
 
 // Sentinels.
@@ -110,7 +112,6 @@ type Set struct {
 	busy     int                 // writers at work
 	changed  rt.Cond             // a node was read, written, rewritten or let go
 	aging    []aged              // nodes with keys that are not on the disk, in the order in which they became so
-	rooting  bool                // the root is changing
 	refill   rt.Cond             // for the refiller
 	ready    rt.Cond             // buckets are ready, or room is
 	needMeta int                 // who waits for a bucket for metadata

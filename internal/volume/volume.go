@@ -3,7 +3,6 @@ package volume
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"sync/atomic"
 	"time"
@@ -307,8 +306,4 @@ func (v *Volume) EachState(off, n int64, fn func(cached, dirty bool, off, n int6
 		at = p.End
 	}
 	return nil
-}
-
-func (v *Volume) wrap(what string, err error) error {
-	return fmt.Errorf("volume %s: %s: %w", v.info.Name, what, err)
 }

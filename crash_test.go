@@ -1,0 +1,220 @@
+package ubcache
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/ubcache/ubcache/internal/blockdev"
+	"github.com/ubcache/ubcache/internal/offline"
+	"github.com/ubcache/ubcache/internal/ondisk"
+	"github.com/ubcache/ubcache/internal/sim"
+)
+
+// The geometry of the crash loops: 8 KiB buckets, 513 of them, blocks of 512 bytes, a journal of four buckets, and two
+// volumes that do not fit in together.
+const (
+	crashBucket = 8 << 10
+	crashCache  = 513 * crashBucket
+	crashOffset = 8 << 10
+)
+
+var crashSizes = []int64{3 << 20, 2 << 20}
+
+// A target is a volume as the simulation wants it.
+type target struct{ *Volume }
+
+func (t target) WriteAt(ctx context.Context, p []byte, off int64, fua bool) error {
+	return t.Volume.WriteAt(ctx, p, off, flagsOf(fua))
+}
+
+func (t target) WriteZeroes(ctx context.Context, off, n int64, fua bool) error {
+	return t.Volume.WriteZeroes(ctx, off, n, flagsOf(fua))
+}
+
+func flagsOf(fua bool) WriteFlags {
+	if fua {
+		return FUA
+	}
+	return 0
+}
+
+// crashSet is what a life of the simulation runs: a set with all its volumes.
+type crashSet struct{ set *CacheSet }
+
+func openCrash(ctx context.Context, e *sim.Env, mode string) (*sim.System, error) {
+	set, err := Open(ctx, Options{CacheDevice: e.Devices[0], RuntimeDir: e.Dir, NodeCache: 64 << 10})
+	if err != nil {
+		return nil, err
+	}
+	s := &sim.System{Own: crashSet{set}}
+	s.Close = func(ctx context.Context) error { return set.Close(ctx) }
+	for i, dev := range e.Devices[1:] {
+		name := "volume" + strconv.Itoa(i)
+		v, err := set.OpenVolume(ctx, VolumeOptions{Name: name, BackingDevice: dev})
+		if err == nil {
+			err = set.SetAttribute(ctx, name, "cache_mode", mode)
+		}
+		if err != nil {
+			_ = set.Close(ctx)
+			return nil, err
+		}
+		s.Targets = append(s.Targets, target{v})
+	}
+	return s, nil
+}
+
+// crashLoop returns a loop over two volumes in one mode. Where the mode is "changing", each volume changes it now and
+// then.
+func crashLoop(seed uint64, mode string) sim.Loop {
+	first := mode
+	if mode == "changing" {
+		first = "writethrough"
+	}
+	l := sim.Loop{
+		Seed:     seed,
+		Disks:    []sim.Disk{{Size: crashCache}},
+		Workload: sim.Workload{Requests: 300},
+		Prepare: func(ctx context.Context, e *sim.Env) error {
+			o := offline.FormatOptions{Cache: e.Devices[0], Backing: e.Devices[1:], Bucket: crashBucket, Block: 512, SetUUID: ondisk.UUID{1, 2, 3}}
+			if _, err := offline.Format(ctx, o); err != nil {
+				return err
+			}
+			for i, size := range crashSizes {
+				if err := sim.FillDevice(e.Devices[i+1], crashOffset, i, sim.Volume{Size: size, Block: 512}); err != nil {
+					return err
+				}
+			}
+			return fillCache(ctx, e, first)
+		},
+		Build:  func(ctx context.Context, e *sim.Env) (*sim.System, error) { return openCrash(ctx, e, first) },
+		Reopen: func(ctx context.Context, e *sim.Env) (*sim.System, error) { return openCrash(ctx, e, first) },
+		Stir: func(ctx context.Context, e *sim.Env, s *sim.System) error {
+			// Twice all over, with fills that evict: the volumes do not fit in.
+			rng := rand.New(rand.NewPCG(e.Seed, 1))
+			buf := make([]byte, 64<<10)
+			for range 100 {
+				t := s.Targets[rng.IntN(len(s.Targets))]
+				off := rng.Int64N(t.Size()-int64(len(buf))) &^ 511
+				if err := t.ReadAt(ctx, buf, off); err != nil {
+					return err
+				}
+			}
+			return s.Targets[0].Flush(ctx)
+		},
+		Check: checkAtRest,
+	}
+	for _, size := range crashSizes {
+		l.Disks = append(l.Disks, sim.Disk{Size: size + crashOffset})
+		l.Volumes = append(l.Volumes, sim.Volume{Size: size, Block: 512})
+	}
+	if mode == "changing" {
+		modes := []string{"writethrough", "writearound", "none"}
+		l.Between = func(ctx context.Context, e *sim.Env, s *sim.System, n int) error {
+			if n%20 != 10 {
+				return nil
+			}
+			return s.Own.(crashSet).set.SetAttribute(ctx, "volume"+strconv.Itoa(n/20%2), "cache_mode", modes[n/40%3])
+		}
+	}
+	return l
+}
+
+// fillCache reads until the cache is nearly full and stops, so that what the load overwrites is durably cached.
+func fillCache(ctx context.Context, e *sim.Env, mode string) error {
+	s, err := openCrash(ctx, e, mode)
+	if err != nil {
+		return err
+	}
+	buf := make([]byte, 48<<10)
+	for i, t := range s.Targets {
+		for off := int64(0); off+int64(len(buf)) <= t.Size()*3/5; off += int64(len(buf)) {
+			if err := t.ReadAt(ctx, buf, off); err != nil {
+				return err
+			}
+		}
+		if err := s.Targets[i].Flush(ctx); err != nil {
+			return err
+		}
+	}
+	return s.Close(ctx)
+}
+
+// checkAtRest looks at what is on the disks with the offline checker, which shares no code with the engine.
+func checkAtRest(ctx context.Context, r sim.Rest) error {
+	var all []blockdev.Device
+	for _, d := range r.Images[1:] {
+		all = append(all, d)
+	}
+	s, _, err := offline.Check(ctx, r.Images[0], all, offline.CheckOptions{})
+	if s != nil {
+		defer s.Close()
+	}
+	if err != nil {
+		return err
+	}
+	for _, f := range s.Report.Findings() {
+		if f.Severity > offline.Harmless {
+			return fmt.Errorf("check: %s", f.String())
+		}
+	}
+	return nil
+}
+
+// crashStep is every how many operations the power is cut: UBCACHE_EVERY_CUT=1 stands for each.
+func crashStep(usual int) int {
+	if os.Getenv("UBCACHE_EVERY_CUT") != "" {
+		return 1
+	}
+	return usual
+}
+
+// TestPowerCuts cuts the power at every fifth operation of a load, in each mode.
+func TestPowerCuts(t *testing.T) {
+	for _, mode := range []string{"writethrough", "writearound", "none", "changing"} {
+		t.Run(mode, func(t *testing.T) {
+			for _, seed := range sim.Seeds(1) {
+				l := crashLoop(seed, mode)
+				l.Step = crashStep(5)
+				begin := time.Now()
+				l.Run(t)
+				t.Logf("seed %d: %v", seed, time.Since(begin))
+			}
+		})
+	}
+}
+
+// TestReadsWhileRunning runs loads to their end: each block is linearizable, and a stop loses nothing.
+func TestReadsWhileRunning(t *testing.T) {
+	for _, mode := range []string{"writethrough", "writearound", "changing"} {
+		t.Run(mode, func(t *testing.T) {
+			for _, seed := range sim.Seeds(20) {
+				l := crashLoop(seed, mode)
+				l.Most = -1
+				l.Run(t)
+			}
+		})
+	}
+}
+
+// TestKills kills the process at operations of a load: what was acknowledged is there.
+func TestKills(t *testing.T) {
+	for _, seed := range sim.Seeds(1) {
+		l := crashLoop(seed, "changing")
+		l.Kill, l.Step = true, crashStep(25)
+		l.Run(t)
+	}
+}
+
+// TestLivesInARow lets a set die several times, each time while it recovers or soon after.
+func TestLivesInARow(t *testing.T) {
+	for _, seed := range sim.Seeds(1) {
+		l := crashLoop(seed, "changing")
+		l.Lives, l.Step = 4, crashStep(60)
+		l.Run(t)
+	}
+}
