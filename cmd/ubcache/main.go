@@ -115,6 +115,9 @@ It serves volumes, and shows, checks and rescues bcache disks, those that the ke
 		newCheckCommand(env),
 		newDumpCommand(env),
 		newServeCommand(env),
+		newStatusCommand(env),
+		newGetCommand(env),
+		newSetCommand(env),
 		newDemoCommand(env),
 		newVersionCommand(env),
 	)

@@ -256,7 +256,7 @@ func TestCompletion(t *testing.T) {
 func TestWrongUsage(t *testing.T) {
 	for _, c := range []struct{ args, want string }{
 		{"", "which command?"},
-		{"shw", `unknown command "shw"; did you mean show?`},
+		{"shw", `unknown command "shw"; did you mean set, show?`},
 		{"show", "which device?"},
 		{"version extra", `unexpected argument "extra"`},
 		{"format", "which devices?"},

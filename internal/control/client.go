@@ -99,11 +99,17 @@ func (c *Client) Status(ctx context.Context) (*Status, error) {
 	return s, nil
 }
 
-// StatusJSON returns the same as the daemon sent it, with what this version does not know.
-func (c *Client) StatusJSON(ctx context.Context) (json.RawMessage, error) {
+// StatusJSON returns the same, and as the daemon sent it: with what this version does not know.
+func (c *Client) StatusJSON(ctx context.Context) (*Status, json.RawMessage, error) {
 	var raw json.RawMessage
-	err := c.do(ctx, "GET", "/v1/status", nil, nil, &raw)
-	return raw, err
+	if err := c.do(ctx, "GET", "/v1/status", nil, nil, &raw); err != nil {
+		return nil, nil, err
+	}
+	s := new(Status)
+	if err := decodeReply(http.StatusOK, raw, s); err != nil {
+		return nil, nil, fmt.Errorf("control socket %s: %w", c.socket, err)
+	}
+	return s, raw, nil
 }
 
 // Objects lists what has attributes: "set", "cache", and the names of the volumes.

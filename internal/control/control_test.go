@@ -154,8 +154,8 @@ func TestRequestsAreAnswered(t *testing.T) {
 	if err != nil || s.PID != 42 || s.Set.BucketBytes != Num(512<<10) {
 		t.Errorf("status %+v, %v", s, err)
 	}
-	raw, err := c.StatusJSON(ctx)
-	if err != nil || !strings.Contains(string(raw), `"bucket_bytes":524288`) {
+	also, raw, err := c.StatusJSON(ctx)
+	if err != nil || also.PID != 42 || !strings.Contains(string(raw), `"bucket_bytes":524288`) {
 		t.Errorf("status %s, %v", raw, err)
 	}
 	objects, err := c.Objects(ctx)

@@ -1,0 +1,230 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ubcache/ubcache/internal/control"
+)
+
+// statusLimit is how long a daemon may take to say how it is.
+const statusLimit = 10 * time.Second
+
+// newStatusCommand makes "ubcache status".
+func newStatusCommand(env *environment) *cobra.Command {
+	var asJSON bool
+	var socket string
+	cmd := &cobra.Command{
+		Use:   "status [--json] [--socket PATH]",
+		Short: "Show what a running daemon serves, and how that goes",
+		Args:  wantArgs(0, 0, ""),
+		RunE:  func(cmd *cobra.Command, _ []string) error { return status(cmd.Context(), env, socket, asJSON) },
+	}
+	jsonFlag(cmd, &asJSON)
+	socketFlag(cmd, &socket)
+	return describe(cmd, help{
+		long: `
+Show the cache set, each volume, and the sum over the volumes. It takes milliseconds, whatever the size of the cache.
+Counters begin with the daemon. They are exact; sizes are in bytes, with a rounded figure in brackets.
+
+Of the buckets of the cache device, those that are available can be reused without writing anything back: they are
+empty or ready, or all that is in them is on the backing devices too. The others are in use. Dirty data is cached data
+that is not on the backing devices yet.
+
+A read request that is only partly in the cache is a miss. Requests that are kept out of the cache are not in the hit
+ratio; they are counted as bypassed, by reason. "-" stands for what is not known: the ratio while there were no
+requests, and figures that a daemon of another version does not tell.
+
+With --json the output is one object. Names of its fields stay; new ones may be added.`,
+		example: "ubcache status\nubcache status --json | jq .total.cache.hit_ratio_percent",
+		exit:    map[int]string{exitFailed: "no daemon answers, or the set has stopped because its metadata could not be written"},
+	})
+}
+
+// socketFlag adds --socket.
+func socketFlag(cmd *cobra.Command, to *string) {
+	cmd.Flags().Var(&onceValue{to: to}, "socket", "the daemon's control socket `PATH`; default: $UBCACHE_SOCKET, else\n"+
+		"/run/ubcache/control.sock, else $XDG_RUNTIME_DIR/ubcache/control.sock")
+}
+
+// dialDaemon finds the daemon.
+func dialDaemon(ctx context.Context, socket string) (*control.Client, error) {
+	c, err := control.Dial(ctx, control.Sockets(socket, os.Getenv))
+	if err != nil {
+		return nil, fmt.Errorf("%w; \"ubcache serve\" starts one, --socket says where it is", err)
+	}
+	return c, nil
+}
+
+func status(ctx context.Context, env *environment, socket string, asJSON bool) error {
+	ctx, cancel := context.WithTimeout(ctx, statusLimit)
+	defer cancel()
+	c, err := dialDaemon(ctx, socket)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	s, raw, err := c.StatusJSON(ctx)
+	if err != nil {
+		return err
+	}
+	if asJSON {
+		err = writeJSON(env.stdout, raw) // as it came, with what this version does not know
+	} else {
+		printStatus(env.stdout, s)
+	}
+	if err == nil && s.Set.Failed != "" {
+		return fmt.Errorf("the set has stopped: %s", s.Set.Failed)
+	}
+	return err
+}
+
+// printStatus writes a status for people.
+func printStatus(w io.Writer, s *control.Status) {
+	up := time.Since(s.Started).Truncate(time.Second)
+	fmt.Fprintf(w, "ubcache %s, process %d, up %v\n", s.Version, s.PID, max(up, 0))
+	p := printer{w}
+	p.set(&s.Set)
+	for i := range s.Volumes {
+		p.volume(&s.Volumes[i])
+	}
+	fmt.Fprintf(w, "\ntotal of %d volumes\n", len(s.Volumes))
+	p.counters(&s.Total)
+}
+
+// A printer writes lines of one figure each.
+type printer struct{ w io.Writer }
+
+func (p printer) line(label string, figure any, note string) {
+	s := fmt.Sprintf("  %-28s %20v  %s", label, figure, note)
+	fmt.Fprintln(p.w, strings.TrimRight(s, " "))
+}
+
+func (p printer) bytes(label string, n control.Number, note string) {
+	if v, ok := n.Value(); ok && v >= 1024 {
+		note = strings.TrimSpace("(" + roundSize(v) + ")  " + note)
+	}
+	p.line(label+", bytes", n, note)
+}
+
+func (p printer) set(s *control.Set) {
+	fmt.Fprintf(p.w, "\ncache set %s\n", s.UUID)
+	if s.Failed != "" {
+		fmt.Fprintf(p.w, "  STOPPED: %s\n", s.Failed)
+	}
+	b := &s.Buckets
+	note := ""
+	if size, ok := s.BucketBytes.Value(); ok {
+		note = "of " + formatSize(size)
+		if n, ok := b.Total.Value(); ok && size > 0 && n < 1<<62/size {
+			note += " (" + roundSize(n*size) + " in all)"
+		}
+	}
+	p.line("buckets", b.Total, note)
+	note = "can be reused without writing anything back"
+	if n, ok := s.InUsePercent.Value(); ok {
+		note = fmt.Sprintf("(%d %%)  %s", 100-n, note)
+	}
+	p.line("buckets available", b.Available, note)
+	p.line("  empty", b.Empty, "nothing in them")
+	p.line("  clean", b.Clean, "all that is in them is on the backing devices too")
+	p.line("  ready", b.Ready, "prepared for the next data")
+	p.line("buckets in use", difference(b.Total, b.Available), "")
+	p.line("  dirty", b.Dirty, "some that is in them is not on the backing devices yet")
+	p.line("  metadata", b.Metadata, "index, generations, list of volumes")
+	p.line("  pinned", b.Pinned, "requests are at work in them")
+	p.line("  superblock and journal", b.Fixed, "")
+	p.line("  suspect", b.Suspect, "put aside until they are verified")
+	p.bytes("cached data", s.CachedBytes, "dirty data included")
+	p.bytes("dirty data", s.DirtyBytes, "not on the backing devices yet")
+	p.line("index: nodes in memory", s.Btree.Nodes, "")
+	p.bytes("index: memory", s.Btree.Bytes, "")
+	p.line("index: nodes read", s.Btree.Reads, "")
+	p.line("index: nodes written", s.Btree.Appends.Plus(s.Btree.Rewrites), fmt.Sprintf("%v appended to, %v rewritten, %v splits", s.Btree.Appends, s.Btree.Rewrites, s.Btree.Splits))
+	p.line("journal: entries written", s.Journal.Entries, fmt.Sprintf("with %v keys", s.Journal.Keys))
+	p.bytes("journal: written", s.Journal.Bytes, "")
+	p.line("clean buckets evicted", s.Evicted, "")
+	p.line("no bucket was ready", s.NoBucket, "times")
+}
+
+// difference is a - b, known if both are.
+func difference(a, b control.Number) control.Number {
+	x, ok := a.Value()
+	y, also := b.Value()
+	if !ok || !also {
+		return control.Number{}
+	}
+	return control.Num(x - y)
+}
+
+func (p printer) volume(v *control.Volume) {
+	fmt.Fprintf(p.w, "\nvolume %s\n", v.Name)
+	p.bytes("size", v.SizeBytes, "")
+	p.line("cache mode", orDash(v.Mode), "")
+	p.line("state", orDash(v.State), "")
+	p.line("connections", v.Connections, "")
+	for _, uri := range v.NBD {
+		fmt.Fprintf(p.w, "  %s\n", uri)
+	}
+	p.counters(&v.Counters)
+}
+
+func orDash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+func (p printer) counters(c *control.Counters) {
+	p.bytes("dirty data", c.DirtyBytes, "not on the backing device yet")
+	r := &c.Requests
+	p.line("reads", r.Reads, "")
+	p.bytes("  read", r.ReadBytes, "")
+	p.line("writes", r.Writes, "")
+	p.bytes("  written", r.WrittenBytes, "")
+	p.line("flushes", r.Flushes, "")
+	p.line("discards", r.Discards, "")
+	p.line("writes of zeroes", r.Zeroes, "")
+	ratio := "-"
+	if h := c.Cache.HitRatio(); h != nil {
+		ratio = fmt.Sprintf("%.2f %%", *h)
+	}
+	p.line("hit ratio", ratio, "of reads that were not bypassed")
+	p.line("  hits", c.Cache.Hits, "")
+	p.line("  misses", c.Cache.Misses, "one that is partly in the cache is a miss")
+	p.line("misses not kept: written to", c.Cache.MissCollisions, "")
+	p.line("misses not kept: no room", c.Cache.FillsSkipped, "")
+	p.line("reads repeated", c.Cache.ReadRaces, "their bucket was reused meanwhile")
+	p.line("read errors of the cache", c.Cache.ReadErrors, "")
+	p.line("writes that waited", c.Cache.Waits, "until what they overwrite was durably invalid")
+	b := &c.Bypassed
+	p.line("bypassed reads, cached", b.ReadHits, "")
+	p.line("bypassed reads, not cached", b.ReadMisses, "")
+	p.bytes("bypassed", b.Bytes, "")
+	for _, reason := range slices.Sorted(maps.Keys(b.ByReason)) {
+		p.line("bypassed: "+strings.ReplaceAll(reason, "_", " "), b.ByReason[reason], "requests")
+	}
+}
+
+// roundSize writes a size with one digit after the point: 1.5 MiB.
+func roundSize(n int64) string {
+	units := []string{"bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}
+	v, i := float64(n), 0
+	for v >= 1024 && i < len(units)-1 {
+		v /= 1024
+		i++
+	}
+	if i == 0 {
+		return fmt.Sprintf("%d %s", n, units[0])
+	}
+	return fmt.Sprintf("%.1f %s", v, units[i])
+}
