@@ -129,15 +129,12 @@ func (p printer) set(s *control.Set) {
 		}
 	}
 	p.line("buckets", b.Total, note)
-	note = "can be reused without writing anything back"
-	if n, ok := s.InUsePercent.Value(); ok {
-		note = fmt.Sprintf("(%d %%)  %s", 100-n, note)
-	}
-	p.line("buckets available", b.Available, note)
+	p.line("buckets available", b.Available, share(b.Available, b.Total)+"can be reused without writing anything back")
 	p.line("  empty", b.Empty, "nothing in them")
 	p.line("  clean", b.Clean, "all that is in them is on the backing devices too")
 	p.line("  ready", b.Ready, "prepared for the next data")
-	p.line("buckets in use", difference(b.Total, b.Available), "")
+	inUse := difference(b.Total, b.Available)
+	p.line("buckets in use", inUse, share(inUse, b.Total))
 	p.line("  dirty", b.Dirty, "some that is in them is not on the backing devices yet")
 	p.line("  metadata", b.Metadata, "index, generations, list of volumes")
 	p.line("  pinned", b.Pinned, "requests are at work in them")
@@ -153,6 +150,16 @@ func (p printer) set(s *control.Set) {
 	p.bytes("journal: written", s.Journal.Bytes, "")
 	p.line("clean buckets evicted", s.Evicted, "")
 	p.line("no bucket was ready", s.NoBucket, "times")
+}
+
+// share writes which part of b a is: "(87.50 %)  ", or nothing where that is not known.
+func share(a, b control.Number) string {
+	x, ok := a.Value()
+	y, also := b.Value()
+	if !ok || !also || x < 0 || y <= 0 {
+		return ""
+	}
+	return fmt.Sprintf("(%.2f %%)  ", float64(x)/float64(y)*100)
 }
 
 // difference is a - b, known if both are.
