@@ -278,3 +278,49 @@ func TestServeSetNumbers(t *testing.T) {
 		t.Errorf("%d bypassed with the limit at 0, %d before", n, sequential)
 	}
 }
+
+// A set whose cache device takes no more writes: requests fail, the status says why, and the end is in order and says
+// it too.
+func TestServeSetThatFails(t *testing.T) {
+	c := realConfig(t)
+	var cache *blockdev.Faulty
+	c.Wrap = func(role, _ string, dev blockdev.Device) blockdev.Device {
+		if role != "cache" {
+			return dev
+		}
+		cache = blockdev.NewFaulty(dev, 1)
+		return cache
+	}
+	r := serve(t, c)
+	ctl := r.control()
+	io := newIO(t, r.dial("a"))
+	p := make([]byte, 4096)
+	if err := io.WriteAt(p, 0, blockdev.FUA); err != nil {
+		t.Fatal(err)
+	}
+	cache.Add(blockdev.Fault{Ops: []blockdev.Op{blockdev.OpWrite, blockdev.OpFlush}})
+	failed := ""
+	for begin := time.Now(); failed == "" && time.Since(begin) < 30*time.Second; time.Sleep(10 * time.Millisecond) {
+		io.WriteAt(p, 0, blockdev.FUA)
+		s, err := ctl.Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		failed = s.Set.Failed
+	}
+	if failed == "" {
+		t.Error("the set goes on")
+	}
+	if err := io.WriteAt(p, 0, blockdev.FUA); err == nil {
+		t.Error("a write is acknowledged")
+	}
+	begin := time.Now()
+	r.cancel()
+	r.cancel = nil
+	if err := <-r.ended; err == nil || !strings.Contains(err.Error(), failed) {
+		t.Errorf("ended with %v, failed with %s", err, failed)
+	}
+	if d := time.Since(begin); d > 30*time.Second {
+		t.Errorf("took %v", d)
+	}
+}
