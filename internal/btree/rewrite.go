@@ -23,10 +23,18 @@ type Rewrite struct {
 	victims []*Node
 	at      Pos       // what begins before it is copied
 	keys    []byte    // the copy
+	marks   []mark    // where the copy may be cut
 	out     []newNode // of the copy, and behind them the new root over them if there is one
 	grows   bool      // there is one
 	dropped []Extent  // what of a leaf the copy left out, in order
 	done    bool      // installed or aborted
+}
+
+// A mark is the end of a key that was copied, or of an extent that is held: it is not in the copy, but in the way all
+// the same, so that it counts when a leaf is split.
+type mark struct {
+	end  Pos
+	keys int // bytes of the copy up to there
 }
 
 // A newNode is a node in the making.
@@ -66,6 +74,7 @@ func (t *Tree) Begin(victims ...*Node) (*Rewrite, Outcome) {
 	}
 	r := &Rewrite{t: t, victims: append([]*Node(nil), victims...), at: victims[0].ref.Low}
 	r.keys = make([]byte, 0, count*copiedKeyBytes)
+	r.marks = make([]mark, 0, count)
 	for _, n := range victims {
 		n.rewrite = r
 		n.pins.late = 0
@@ -88,6 +97,7 @@ func (r *Rewrite) Copy(limit int) bool {
 			k := &n.kids[i]
 			key := ondisk.NewChild(k.inode, k.end, k.sectors, k.ptr)
 			r.keys = ondisk.AppendKey(r.keys, &key)
+			r.marks = append(r.marks, mark{k.pos(), len(r.keys)})
 		}
 		if level == 0 {
 			var all bool
@@ -120,10 +130,14 @@ func (r *Rewrite) copyLeaf(n *Node, limit int) (left int, all bool) {
 			}
 			limit--
 			x := h.at(k.i)
-			if r.t.copies(&x) {
+			copied := r.t.copies(&x)
+			if copied {
 				r.keys = appendExtent(r.keys, &x)
 			} else {
 				r.dropped = append(r.dropped, x)
+			}
+			if copied || x.HasPtr() && r.t.mem.holds.blocks(x.hold) {
+				r.marks = append(r.marks, mark{Pos{x.Inode, x.End()}, len(r.keys)})
 			}
 		}
 	}
@@ -170,25 +184,21 @@ func keysIn(g *ondisk.Geometry, blocks int) int {
 
 // cut makes nodes of the copy. They end at the end of a key, the last where the last of the old nodes does.
 func (r *Rewrite) cut() {
-	keys := r.keys
-	n, first := r.pieces(len(keys)/copiedKeyBytes, len(r.victims))
+	keys, marks := r.keys, r.marks
+	n, first := r.pieces(len(marks), len(r.victims))
 	level, low := r.victims[0].ref.Level, r.victims[0].ref.Low
 	high := r.victims[len(r.victims)-1].ref.High
-	total, from := len(keys)/copiedKeyBytes, 0
+	total, from := len(marks), 0
 	for m := range n - 1 {
-		to := first // keys of this node and those before it
+		to := first // marks of this node and those before it
 		if m > 0 {
 			to += (total - first) * m / (n - 1)
 		}
-		to *= copiedKeyBytes
-		last, _, err := ondisk.DecodeKey(keys[to-copiedKeyBytes : to])
-		if err != nil {
-			panic(err) // it was encoded above
-		}
-		end := Pos{last.Inode(), last.End()}
-		r.out = append(r.out, newNode{ref: Ref{Level: level, Low: low, High: end}, keys: keys[from:to:to]})
-		low, from = end, to
+		end := marks[to-1]
+		r.out = append(r.out, newNode{ref: Ref{Level: level, Low: low, High: end.end}, keys: keys[from:end.keys:end.keys]})
+		low, from = end.end, end.keys
 	}
+	r.marks = nil
 	r.out = append(r.out, newNode{ref: Ref{Level: level, Low: low, High: high}, keys: keys[from:]})
 	if r.grows = r.victims[0] == r.t.rootNode && n > 1; r.grows {
 		r.out = append(r.out, newNode{ref: Ref{Level: level + 1, High: MaxPos}})

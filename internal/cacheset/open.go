@@ -141,6 +141,7 @@ func (s *Set) startWriters() {
 	}
 	s.running.Go("bucket refiller", s.refillLoop)
 	s.running.Go("set ticker", s.tickLoop)
+	s.running.Go("generation sweeper", s.sweepLoop)
 }
 
 // recover opens a set that has contents.

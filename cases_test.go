@@ -1,0 +1,284 @@
+package ubcache
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/ubcache/ubcache/internal/blockdev"
+	"github.com/ubcache/ubcache/internal/offline"
+	"github.com/ubcache/ubcache/internal/rt"
+)
+
+// A bench is a set on memory devices, made and used in a simulation.
+type bench struct {
+	rt      *rt.Runtime
+	cache   blockdev.Device
+	backing []blockdev.Device
+	set     *CacheSet
+	volumes []*Volume
+	dir     string
+}
+
+type benchOptions struct {
+	cache, bucket  int64
+	backing        []int64
+	cacheLatency   blockdev.Latency
+	backingLatency blockdev.Latency
+	mode           string
+	dir            string
+}
+
+// simulate runs fn in a simulation on a set as o says.
+func simulate(t *testing.T, seed uint64, limit time.Duration, o benchOptions, fn func(b *bench) error) {
+	t.Helper()
+	s := rt.NewSim(seed)
+	s.Limit = limit
+	var failed error
+	err := s.Run(func() {
+		b := &bench{rt: s.Runtime(), dir: o.dir}
+		disk := func(size int64, l blockdev.Latency) blockdev.Device {
+			d, err := blockdev.Memory(size, blockdev.MemoryOptions{Runtime: b.rt})
+			if err != nil {
+				panic(err)
+			}
+			if l == (blockdev.Latency{}) {
+				return d
+			}
+			return blockdev.NewDelaying(d, l)
+		}
+		b.cache = disk(o.cache, o.cacheLatency)
+		for _, size := range o.backing {
+			b.backing = append(b.backing, disk(size, o.backingLatency))
+		}
+		ctx := context.Background()
+		_, failed = offline.Format(ctx, offline.FormatOptions{Cache: b.cache, Backing: b.backing, Bucket: o.bucket})
+		if failed == nil {
+			failed = b.open(o.mode)
+		}
+		if failed == nil {
+			failed = fn(b)
+		}
+		if b.set != nil {
+			if err := b.set.Close(ctx); failed == nil {
+				failed = err
+			}
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if failed != nil {
+		t.Fatal(failed)
+	}
+}
+
+func (b *bench) open(mode string) (err error) {
+	ctx := context.Background()
+	if b.set, err = Open(ctx, Options{CacheDevice: b.cache, RuntimeDir: b.dir}); err != nil {
+		return err
+	}
+	b.volumes = nil
+	for i, dev := range b.backing {
+		name := fmt.Sprint("v", i)
+		v, err := b.set.OpenVolume(ctx, VolumeOptions{Name: name, BackingDevice: dev})
+		if err != nil {
+			return err
+		}
+		b.volumes = append(b.volumes, v)
+		if mode != "" {
+			if err := b.set.SetAttribute(ctx, name, "cache_mode", mode); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (b *bench) reopen(mode string) error {
+	if err := b.set.Close(context.Background()); err != nil {
+		return err
+	}
+	b.set = nil
+	return b.open(mode)
+}
+
+// Case 12: a write that goes round the cache meets a read.
+func TestReadBesideWriteAround(t *testing.T) {
+	for _, mode := range []string{"writearound", "writethrough"} {
+		t.Run(mode, func(t *testing.T) {
+			o := benchOptions{
+				cache: 16 << 20, bucket: 8 << 10, backing: []int64{8 << 20}, mode: mode,
+				backingLatency: blockdev.Latency{Read: 12 * time.Millisecond, Write: 25 * time.Millisecond, Jitter: 1},
+				cacheLatency:   blockdev.Latency{Read: 100 * time.Microsecond, Write: 100 * time.Microsecond, Flush: 100 * time.Microsecond, Jitter: 0.5},
+			}
+			simulate(t, 1, time.Hour, o, func(b *bench) error {
+				v := b.volumes[0]
+				if mode == "writethrough" { // and the writes are so large that they are bypassed
+					if err := b.set.SetAttribute(context.Background(), "v0", "sequential_cutoff", "512k"); err != nil {
+						return err
+					}
+				}
+				return writeAndRead(b, v)
+			})
+		})
+	}
+}
+
+// writeAndRead alternates two patterns and reads each back, beside a reader without pause.
+func writeAndRead(b *bench, v *Volume) error {
+	ctx := context.Background()
+	var group rt.WaitGroup
+	group.Init(b.rt)
+	var over bool
+	var low, high uint64 // the reader may see any round from low to high
+	var failed error
+	group.Go("reader", func() {
+		p := make([]byte, 4096)
+		for !over && failed == nil {
+			from := low
+			if err := v.ReadAt(ctx, p, 0); err != nil {
+				failed = err
+				return
+			}
+			if n := binary.LittleEndian.Uint64(p); n < from || n > high {
+				failed = fmt.Errorf("a read that began in round %d returned round %d, the newest is %d", from, n, high)
+			}
+			b.rt.Yield()
+		}
+	})
+	data, back := make([]byte, 1<<20), make([]byte, 4096)
+	for round := uint64(1); round <= 2000 && failed == nil; round++ {
+		for at := 0; at < len(data); at += 4096 {
+			binary.LittleEndian.PutUint64(data[at:], round)
+		}
+		high = round
+		if err := v.WriteAt(ctx, data, 0, 0); err != nil {
+			return err
+		}
+		low = round
+		off := int64(round%256) * 4096
+		if err := v.ReadAt(ctx, back, off); err != nil {
+			return err
+		}
+		if n := binary.LittleEndian.Uint64(back); n != round {
+			return fmt.Errorf("round %d was acknowledged; offset %d reads as round %d", round, off, n)
+		}
+	}
+	over = true
+	group.Wait()
+	if failed != nil {
+		return failed
+	}
+	if s := v.Stats(); s.BypassMode+s.BypassSequential < 1900 || s.MissCollisions == 0 {
+		return fmt.Errorf("the case did not come about: %+v", s)
+	}
+	if err := b.reopen(""); err != nil {
+		return err
+	}
+	for off := int64(0); off < 1<<20; off += 4096 {
+		if err := b.volumes[0].ReadAt(ctx, back, off); err != nil {
+			return err
+		}
+		if n := binary.LittleEndian.Uint64(back); n != 2000 {
+			return fmt.Errorf("after reopening offset %d reads as round %d", off, n)
+		}
+	}
+	return nil
+}
+
+// Case 18 (a) and (d): after a flush and an orderly stop nothing is dirty, and a flush of a set that is clean writes
+// nothing to the backing data.
+func TestCleanStopAndStart(t *testing.T) {
+	o := benchOptions{cache: 16 << 20, bucket: 8 << 10, backing: []int64{8 << 20}}
+	simulate(t, 1, time.Hour, o, func(b *bench) error {
+		ctx := context.Background()
+		v := b.volumes[0]
+		p := bytes.Repeat([]byte("ubcache!"), 8192)
+		if err := v.WriteAt(ctx, p, 0, 0); err != nil {
+			return err
+		}
+		if err := v.Flush(ctx); err != nil {
+			return err
+		}
+		before := b.rt.Now()
+		if err := b.reopen(""); err != nil {
+			return err
+		}
+		if took := b.rt.Now() - before; took > time.Second {
+			return fmt.Errorf("stop and start took %v", took)
+		}
+		v = b.volumes[0]
+		switch s := v.Stats(); {
+		case s.State != "clean" || s.DirtyBytes != 0:
+			return fmt.Errorf("state %s, %d bytes dirty", s.State, s.DirtyBytes)
+		case b.set.Stats().ReplayedKeys != 0:
+			return fmt.Errorf("%d keys had to be replayed after an orderly stop", b.set.Stats().ReplayedKeys)
+		}
+		if err := v.Flush(ctx); err != nil {
+			return err
+		}
+		got := make([]byte, len(p))
+		if err := v.ReadAt(ctx, got, 0); err != nil {
+			return err
+		}
+		if s := v.Stats(); !bytes.Equal(got, p) || s.Hits != 1 || s.Misses != 0 {
+			return fmt.Errorf("what was written is not in the cache after a stop: %+v", s)
+		}
+		return nil
+	})
+}
+
+// Case 20 (a): the smallest journal, 32 writers, ten minutes: there is never a pause of five seconds.
+func TestSmallestJournalNeverPauses(t *testing.T) {
+	minutes := 10
+	if testing.Short() {
+		minutes = 1
+	}
+	o := benchOptions{
+		cache: 513 * 8 << 10, bucket: 8 << 10, backing: []int64{3 << 20, 2 << 20}, dir: t.TempDir(),
+		cacheLatency:   blockdev.Latency{Read: 400 * time.Microsecond, Write: 2 * time.Millisecond, Flush: 4 * time.Millisecond, Jitter: 0.5, Parallel: 8},
+		backingLatency: blockdev.Latency{Read: 4 * time.Millisecond, Write: 8 * time.Millisecond, Flush: 8 * time.Millisecond, Jitter: 0.5, Parallel: 16},
+	}
+	simulate(t, 1, time.Hour, o, func(b *bench) error {
+		ctx := context.Background()
+		var group rt.WaitGroup
+		group.Init(b.rt)
+		last, longest := b.rt.Now(), time.Duration(0)
+		end := b.rt.Now() + time.Duration(minutes)*time.Minute
+		var failed error
+		var done int
+		for w := range 32 {
+			group.Go("writer", func() {
+				rng := rand.New(rand.NewPCG(7, uint64(w)))
+				p := make([]byte, 4096)
+				for failed == nil && b.rt.Now() < end {
+					v := b.volumes[rng.IntN(2)]
+					n := 512 * (1 + rng.Int64N(8))
+					off := rng.Int64N(v.Size()-n) &^ 511
+					var flags WriteFlags
+					if rng.IntN(16) == 0 {
+						flags = FUA
+					}
+					if err := v.WriteAt(ctx, p[:n], off, flags); err != nil {
+						failed = err
+					}
+					now := b.rt.Now()
+					longest = max(longest, now-last)
+					last = now
+					done++
+				}
+			})
+		}
+		group.Wait()
+		t.Logf("%d writes, longest pause %v, %+v", done, longest, b.set.Stats())
+		if failed == nil && longest >= 5*time.Second {
+			failed = fmt.Errorf("a pause of %v", longest)
+		}
+		return failed
+	})
+}
