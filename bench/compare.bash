@@ -21,11 +21,13 @@ cleanup() {
 trap cleanup EXIT
 trap 'exit 1' INT TERM
 
-# newfiles PATH...: makes files of $size bytes, to be removed at the end.
+# newfiles BYTES PATH...: makes files of that size, to be removed at the end.
 newfiles() {
-	files+=("$@")
 	local f
-	for f; do fallocate -l "$size" "$f"; done
+	for f in "${@:2}"; do
+		files+=("$f")
+		fallocate -l "$1" "$f"
+	done
 }
 
 # options ARGS...: takes the common ones, and those that the function option NAME VALUE of the script takes.
@@ -66,6 +68,38 @@ serve() {
 	done
 	echo "$1 does not serve: $cmd" >&2
 	cat "$tmp/$1.log" >&2
+	exit 1
+}
+
+# serve_cached NAME FILE: makes FILE.cache, twice as large as the volume, and FILE.backing one set, and serves it, with
+# NAME as the volume. The files are there. ctl and count speak with it.
+serve_cached() {
+	bin/ubcache format --cache "$2.cache" --backing "$2.backing" >"$tmp/format.log"
+	serve "$1" "$PWD/bin/ubcache serve --cache $2.cache --volume $1=$2.backing --nbd unix:{socket} --socket $tmp/$1.control"
+}
+
+# ctl NAME COMMAND ARGS...: runs ubcache get, set or status for a server.
+ctl() { UBCACHE_SOCKET=$tmp/$1.control bin/ubcache "${@:2}"; }
+
+# count NAME FIELD...: sums up counters of a server's status, named as cache.hits.
+count() {
+	ctl "$1" status --json | python3 -c '
+import functools, json, sys
+total = json.load(sys.stdin)["total"]
+print(sum(functools.reduce(dict.get, name.split("."), total) for name in sys.argv[1:]))' "${@:2}"
+}
+misses() { count "$1" cache.misses bypassed.read_misses; }
+
+# warm NAME: reads all of it until there are no misses.
+warm() {
+	local pass before
+	for pass in $(seq 8); do
+		before=$(misses "$1")
+		load "$1" --rw=randread --bs=64k --iodepth=8 --output="$tmp/warm.log"
+		[ "$(misses "$1")" != "$before" ] || return 0
+	done
+	echo "$1: still misses after $pass passes" >&2
+	ctl "$1" status >&2
 	exit 1
 }
 

@@ -32,7 +32,7 @@ if [ -z "$theirs" ]; then
 	theirs="nbdkit -f -U {socket} memory {size}"
 	[ -z "$file" ] || theirs="qemu-nbd --cache=none --aio=io_uring -f raw -t -e 16 -k {socket} {file}"
 fi
-[ -z "$file" ] || newfiles "$file.ours" "$file.theirs"
+[ -z "$file" ] || newfiles "$size" "$file.ours" "$file.theirs"
 serve ours "${ours//\{file\}/$file.ours}"
 serve theirs "${theirs//\{file\}/$file.theirs}"
 fill ours
