@@ -129,10 +129,10 @@ func (s *Set) write() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for {
-		for len(s.jobs) == 0 && s.stop.Err() == nil {
+		for len(s.jobs) == 0 && s.stop.Err() == nil && s.Err() == nil {
 			s.work.Wait()
 		}
-		if s.stop.Err() != nil {
+		if s.stop.Err() != nil || s.Err() != nil {
 			return
 		}
 		n := s.jobs[0].node

@@ -11,7 +11,8 @@ const copySlice = 4096
 // rewrite replaces a node by a copy without what is stale, or by two. It waits for buckets, and while a write of the
 // node or of its parent is under way.
 //
-// Order: the new nodes are durable before anything refers to them; the parent's append, or the journal entry that
+// Order: the new nodes, and the data that a leaf's keys point to, are durable before anything refers to them; the
+// parent's append, or the journal entry that
 // names a new root, is durable before the old node's bucket is let go, and with it the journal entries whose keys the
 // copy has (M1, V5). In between a crash finds the old node.
 func (s *Set) rewrite(n *btree.Node) error {
@@ -44,6 +45,12 @@ func (s *Set) rewrite(n *btree.Node) error {
 		buf.Release()
 		if err != nil {
 			return err // the set stops: nobody refers to the copy
+		}
+	}
+	if n.Level() == 0 {
+		// The copy may have keys that no append or entry had before: their data must not come later than they do.
+		if err := s.io.Flush(); err != nil {
+			return err
 		}
 	}
 
