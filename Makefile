@@ -31,7 +31,7 @@ bin/ubcache:
 $(links): bin/ubcache
 	ln -sf ubcache $@
 
-demo: build ## rescue a set that a kernel's power cut left, before your eyes
+demo: build ## what a cache gains, before your eyes, in half a minute
 	bin/ubcache demo
 
 test: ## what every change must pass, in ten minutes: lint, and tests without and with the race detector
