@@ -495,14 +495,14 @@ func (s *Set) Close(ctx context.Context) error {
 	if err == nil {
 		err = s.journal.WriteEntry(ctx) // says that older ones are not needed
 	}
-	last, cancel := s.rt.WithTimeout(context.Background(), closeLimit)
-	jerr := s.journal.Close(last)
-	cancel()
-	s.cancel()
+	s.cancel() // a batch of buckets under way is given up, a sweep too
 	s.mu.Lock()
 	s.wakeAllLocked()
 	s.mu.Unlock()
 	s.running.Wait()
+	last, cancel := s.rt.WithTimeout(context.Background(), closeLimit)
+	jerr := s.journal.Close(last) // the open entry always has a place
+	cancel()
 	jerr = errors.Join(jerr, s.jio.Close(), s.io.Close())
 	s.pool.Trim(0)
 	if f := s.failed.Load(); f != nil {
