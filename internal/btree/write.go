@@ -116,12 +116,13 @@ func (t *Tree) openWords(n *Node) (words int) {
 // pointer where that must wait.
 func (t *Tree) eachOpen(n *Node, fn func(k cursor, x *Extent)) {
 	b := &n.body
+	var x Extent // one for all: fn makes it escape
 	for c := range b.chunks {
 		for i, e := range b.chunks[c].e {
 			if e.a&flagOpen == 0 && (e.hold() == 0 || t.mem.holds.blocks(e.hold())) {
 				continue
 			}
-			x := b.chunks[c].at(i)
+			x = b.chunks[c].at(i)
 			if t.mem.holds.blocks(x.hold) {
 				x.Ptr, x.flags = 0, x.flags&^flagPtr
 			} else {

@@ -172,7 +172,7 @@ func (s *Set) provide(in *Insertion, o btree.Outcome) error {
 		return s.makeRoom(in.change.Leaf)
 	case btree.Busy:
 		n := min(len(in.Keys)-in.next, insertGroup)
-		room, err := s.journal.Reserve(s.stop, keyWords*n, n)
+		room, err := s.journal.Reserve(forever, keyWords*n, n)
 		in.room = room
 		return err
 	}

@@ -493,7 +493,13 @@ func (s *Set) Close(ctx context.Context) error {
 	err := s.writeAllLocked(ctx)
 	s.mu.Unlock()
 	if err == nil {
-		err = s.journal.WriteEntry(ctx) // says that older ones are not needed
+		err = s.journal.Sync(ctx)
+	}
+	if err == nil && ctx.Err() == nil {
+		err = s.batch() // generations and priorities as they are, and the entry that names them needs no older one
+	}
+	if err == nil {
+		err = s.journal.WriteEntry(ctx) // where a batch was under way
 	}
 	s.cancel() // a batch of buckets under way is given up, a sweep too
 	s.mu.Lock()
@@ -516,6 +522,11 @@ func (s *Set) Close(ctx context.Context) error {
 
 // writeAllLocked has all nodes written that can be.
 func (s *Set) writeAllLocked(ctx context.Context) error {
+	for _, a := range s.aging {
+		if !a.node.Gone() && a.node.Dirty() {
+			s.queueLocked(a.node, false) // extents that were held, too
+		}
+	}
 	for {
 		if err := s.Err(); err != nil {
 			return err

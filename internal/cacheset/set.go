@@ -229,12 +229,16 @@ func (s *Set) InUseLocked() int { return s.table.InUse() }
 // DirtyLocked returns the dirty sectors of an inode.
 func (s *Set) DirtyLocked(inode uint32) int64 { return s.dirty[inode] }
 
+// forever is for waits of requests: the journal ends them when it fails or is closed, and a context that can end costs
+// three allocations a wait.
+var forever = context.Background()
+
 // Acknowledge returns when a change in journal entry seq may be acknowledged.
 func (s *Set) Acknowledge(seq uint64) error {
 	if seq == 0 {
 		return s.Err()
 	}
-	return s.journal.Acknowledge(s.stop, seq)
+	return s.journal.Acknowledge(forever, seq)
 }
 
 // WaitDurable returns when journal entry seq is durable.
@@ -242,11 +246,11 @@ func (s *Set) WaitDurable(seq uint64) error {
 	if seq == 0 {
 		return s.Err()
 	}
-	return s.journal.WaitDurable(s.stop, seq)
+	return s.journal.WaitDurable(forever, seq)
 }
 
 // Sync returns when all that was inserted before is safe from a power cut, and the data that it points to.
-func (s *Set) Sync() error { return s.journal.Sync(s.stop) }
+func (s *Set) Sync() error { return s.journal.Sync(forever) }
 
 // FlushDoneLocked says that the flush of that number of an inode's backing device is done.
 func (s *Set) FlushDoneLocked(inode uint32, flush uint64) { s.tree.FlushDone(inode, flush) }
