@@ -13,12 +13,13 @@ KERNELS     ?= 6.1 6.12
 # how often each power cut is tried there
 ROUNDS      ?= 1
 # packages whose goroutines meet: these run under the race detector in "make test" too
-RACE        ?= $(wildcard ./internal/rt ./internal/uring ./internal/blockdev ./internal/nbd ./internal/offline)
+RACE        ?= $(wildcard . ./internal/rt ./internal/uring ./internal/blockdev ./internal/cacheset ./internal/volume ./internal/nbd \
+               ./internal/offline ./internal/control)
 
 stage       := scripts/stage
 links       := bin/make-bcache bin/bcache-super-show
 
-.PHONY: all build demo test lint unit modules race race-short bench fuzz interop interop-long clean help tools bin/ubcache
+.PHONY: all build demo test lint unit modules race race-short long soak bench fuzz interop interop-long clean help tools bin/ubcache
 .NOTPARALLEL:
 
 all: build ## the same as build
@@ -57,6 +58,13 @@ unit: build ## tests, without the race detector
 
 race-short: ## the race detector over the packages whose goroutines meet, their short tests
 	@CGO_ENABLED=1 scripts/with-tools $(GO) test -count=1 -timeout 15m -race -short -tags invariants $(RACE)
+
+long: ## every cut of the crash loops, and more seeds of the loads that run to their end: an hour or so
+	@UBCACHE_EVERY_CUT=1 scripts/with-tools $(GO) test -count=1 -timeout 4h -run 'TestPowerCuts|TestKills|TestLivesInARow' -v .
+	@UBCACHE_SIM="seeds=0-199" scripts/with-tools $(GO) test -count=1 -timeout 2h -run 'TestReadsWhileRunning|TestLivesInARow' .
+
+soak: ## crash loops with ever new seeds until interrupted; what was done adds up in build/soak.log
+	@scripts/soak
 
 race: ## the race detector over everything
 	@CGO_ENABLED=1 scripts/with-tools $(GO) test -count=1 -timeout 60m -race -tags invariants ./...

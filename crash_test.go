@@ -165,10 +165,13 @@ func checkAtRest(ctx context.Context, r sim.Rest) error {
 	return nil
 }
 
-// crashStep is every how many operations the power is cut: UBCACHE_EVERY_CUT=1 stands for each.
+// crashStep is every how many operations the power is cut. With UBCACHE_EVERY_CUT set ("make long") it is each.
 func crashStep(usual int) int {
-	if os.Getenv("UBCACHE_EVERY_CUT") != "" {
+	switch {
+	case os.Getenv("UBCACHE_EVERY_CUT") != "":
 		return 1
+	case testing.Short():
+		return 60 * usual
 	}
 	return usual
 }
@@ -192,7 +195,11 @@ func TestPowerCuts(t *testing.T) {
 func TestReadsWhileRunning(t *testing.T) {
 	for _, mode := range []string{"writethrough", "writearound", "changing"} {
 		t.Run(mode, func(t *testing.T) {
-			for _, seed := range sim.Seeds(20) {
+			seeds := 20
+			if testing.Short() {
+				seeds = 2
+			}
+			for _, seed := range sim.Seeds(seeds) {
 				l := crashLoop(seed, mode)
 				l.Most = -1
 				l.Run(t)

@@ -42,8 +42,8 @@ func TestFixtures(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range list {
-		if !f.HasCache() {
+	for i, f := range list {
+		if !f.HasCache() || testing.Short() && i%5 != 0 {
 			continue
 		}
 		t.Run(f.Name, func(t *testing.T) {
