@@ -68,6 +68,60 @@ func openCrash(ctx context.Context, e *sim.Env, mode string) (*sim.System, error
 	return s, nil
 }
 
+// openFlash opens a set with a flash-only volume beside the others.
+func openFlash(ctx context.Context, e *sim.Env) (*sim.System, error) {
+	s, err := openCrash(ctx, e, "writethrough")
+	if err != nil {
+		return nil, err
+	}
+	set := s.Own.(crashSet).set
+	v, err := set.OpenVolume(ctx, VolumeOptions{Name: "flash", Flash: "flash"})
+	if err != nil {
+		_ = set.Close(ctx)
+		return nil, err
+	}
+	s.Targets = append(s.Targets, target{v})
+	return s, nil
+}
+
+// flashLoop is a loop with a flash-only volume, all of whose data is dirty: the cache has the only copy.
+func flashLoop(seed uint64) sim.Loop {
+	const size = 1 << 20
+	l := crashLoop(seed, "writethrough")
+	l.Volumes = append(l.Volumes, sim.Volume{Size: size, Block: 512, Zero: true})
+	prepare := l.Prepare
+	l.Prepare = func(ctx context.Context, e *sim.Env) error {
+		if err := prepare(ctx, e); err != nil {
+			return err
+		}
+		set, err := Open(ctx, Options{CacheDevice: e.Devices[0]})
+		if err != nil {
+			return err
+		}
+		err = set.set.ChangeSlots(func(slots []ondisk.UUIDEntry) error {
+			slots[7] = ondisk.UUIDEntry{UUID: ondisk.UUID{7}, Label: [32]byte{'f', 'l', 'a', 's', 'h'}, Flags: ondisk.UUIDFlashOnly, Sectors: size / 512}
+			return nil
+		})
+		if cerr := set.Close(ctx); err == nil {
+			err = cerr
+		}
+		return err
+	}
+	l.Build, l.Reopen = openFlash, openFlash
+	return l
+}
+
+// TestFlashOnlyPowerCuts cuts the power of a set with a flash-only volume.
+func TestFlashOnlyPowerCuts(t *testing.T) {
+	for _, seed := range sim.Seeds(1) {
+		l := flashLoop(seed)
+		l.Step = crashStep(29)
+		l.Run(t)
+		l.Lives, l.Step = 3, crashStep(150)
+		l.Run(t)
+	}
+}
+
 // crashLoop returns a loop over two volumes in one mode. Where the mode is "changing", each volume changes it now and
 // then.
 func crashLoop(seed uint64, mode string) sim.Loop {

@@ -1,6 +1,8 @@
 package cacheset
 
 import (
+	"time"
+
 	"github.com/ubcache/ubcache/internal/bucket"
 	"github.com/ubcache/ubcache/internal/ondisk"
 )
@@ -59,6 +61,36 @@ func (s *Set) SpaceLocked(kind bucket.Use, inode uint32, start uint64, want, poi
 		o.held = false
 	}
 	return p, n
+}
+
+// spaceWait is how long data that must go to the cache waits for a batch of buckets.
+const spaceWait = 10 * time.Second
+
+// WaitSpace waits until more buckets are ready, for data that must go to the cache. It returns ErrNoSpace if none can
+// become so.
+func (s *Set) WaitSpace() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.errLocked(); err != nil {
+		return err
+	}
+	ctx, cancel := s.rt.WithTimeout(s.stop, spaceWait)
+	defer cancel()
+	before := s.table.Stats().Batches
+	for s.table.Stats().Batches == before {
+		if s.table.Pickable() == 0 {
+			return ErrNoSpace
+		}
+		s.refill.Signal()
+		err := s.ready.WaitContext(ctx)
+		if serr := s.errLocked(); serr != nil {
+			return serr
+		}
+		if err != nil {
+			return ErrNoSpace
+		}
+	}
+	return nil
 }
 
 // find chooses the write point: the one that start continues, else the newest of the same writer, else the oldest.

@@ -3,9 +3,12 @@ package volume
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/ubcache/ubcache/internal/blockdev"
 	"github.com/ubcache/ubcache/internal/cacheset"
@@ -40,7 +43,7 @@ var (
 	// ErrNoVolume: there is no such flash-only volume.
 	ErrNoVolume = errors.New("no such flash-only volume")
 	// ErrNoSpace: a flash-only volume found no room in the cache.
-	ErrNoSpace = errors.New("no space left in the cache")
+	ErrNoSpace = fmt.Errorf("the cache has no room for more data that is nowhere else: %w", unix.ENOSPC)
 )
 
 const (
@@ -48,6 +51,7 @@ const (
 	fillMost   = 2048
 	fillBytes  = 64 << 20        // of fills under way
 	cutoffAdd  = 95              // percent in use above which nothing is added to the cache
+	spaceTries = 8               // batches of buckets that a write of a flash-only volume waits for
 	cutoffSync = 70              // and above which no dirty data is
 	flushEvery = 5 * time.Second // at the latest, clean keys wait no longer for a flush of the backing device
 	maxKey     = 32768           // sectors of an invalidation, the kernel's limit

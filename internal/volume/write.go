@@ -306,6 +306,20 @@ func (o *op) aroundDirty(w span) error {
 	return o.settle(in.Seq)
 }
 
+// dirtyRoom makes the keys for a range of dirty data, all of it or none.
+func (o *op) dirtyRoom(w span) bool {
+	v := o.v
+	v.set.Lock()
+	defer v.set.Unlock()
+	o.roomLocked(w, bucket.ForDirty)
+	if n := len(o.keys); n > 0 && o.keys[n-1].End() == w.end {
+		return true
+	}
+	v.set.DropLocked(o.keys, true)
+	o.keys = o.keys[:0]
+	return false
+}
+
 // back writes to the cache alone: the data is dirty. Zeroes and discards of a flash-only volume are what is not in the
 // index.
 //
@@ -313,18 +327,13 @@ func (o *op) aroundDirty(w span) error {
 func (o *op) back(w span) error {
 	v := o.v
 	if o.req.Op == blockdev.OpWrite {
-		v.set.Lock()
-		o.roomLocked(w, bucket.ForDirty)
-		full := len(o.keys) > 0 && o.keys[len(o.keys)-1].End() == w.end
-		if !full {
-			v.set.DropLocked(o.keys, true)
-		}
-		v.set.Unlock()
-		if !full {
-			if v.flash {
-				return ErrNoSpace
+		for tries := 1; !o.dirtyRoom(w); tries++ {
+			if !v.flash {
+				return o.aroundDirty(w)
 			}
-			return o.aroundDirty(w)
+			if v.set.WaitSpace() != nil || tries == spaceTries {
+				return errors.Join(ErrNoSpace, v.set.Err())
+			}
 		}
 		o.io.reset()
 		o.addWrites(o.req.Buf, w.start)
