@@ -51,3 +51,5 @@ func (e *export) close() error {
 	}
 	return errors.Join(append(errs, e.client.Close())...)
 }
+
+func (e *export) alive() bool { return e.threads[0].ReadAt(make([]byte, sector), 0) == nil }

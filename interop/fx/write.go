@@ -70,6 +70,9 @@ func write(dev, vol string, s spec) {
 		}
 	}
 	if failed.Load() {
+		if t.alive() {
+			die(first.Error()) // it refused: that is no loss
+		}
 		fmt.Printf("fx lost %s %s\n", vol, strings.Trim(fmt.Sprint(next), "[]"))
 		fmt.Fprintln(os.Stderr, "fx:", first)
 		os.Exit(exitLost)
@@ -83,6 +86,7 @@ type target interface {
 	write(thread int64, b []byte, off int64, forced, zeroes bool) error
 	flush() error
 	close() error
+	alive() bool // after an error: other requests are answered
 }
 
 func openTarget(dev string, s *spec) target {
@@ -108,6 +112,7 @@ func (t fileTarget) flush() error {
 	return os.NewSyscallError("fdatasync", syscall.Fdatasync(int(t.f.Fd())))
 }
 func (t fileTarget) close() error { return t.f.Close() }
+func (t fileTarget) alive() bool  { return true }
 
 // A source is what fx reads.
 type source struct {
