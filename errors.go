@@ -20,6 +20,7 @@ var (
 var (
 	ErrCorrupt   = ondisk.ErrCorrupt   // bad bytes in the set's metadata
 	ErrFailed    = cacheset.ErrFailed  // the set has stopped: its metadata could not be written
+	ErrAttached  = volume.ErrAttached  // a volume with that uuid is open already
 	ErrOtherSet  = volume.ErrOtherSet  // the backing device is attached to another set
 	ErrUnflushed = volume.ErrUnflushed // the backing device misses data that this set does not have
 	ErrBlockSize = volume.ErrBlockSize // the backing device's blocks are smaller than the set's

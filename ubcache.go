@@ -141,17 +141,18 @@ func (s *CacheSet) OpenVolume(_ context.Context, o VolumeOptions) (*Volume, erro
 	}
 	v, err := s.openVolume(o)
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	delete(s.opening, o.Name)
-	if err != nil {
+	closed := s.closed
+	if err == nil && !closed {
+		s.volumes = append(s.volumes, v)
+	}
+	s.mu.Unlock()
+	switch {
+	case err != nil:
 		return nil, err
+	case closed: // meanwhile
+		return nil, errors.Join(ErrClosed, v.close())
 	}
-	for _, other := range s.volumes {
-		if other.v.Inode() == v.v.Inode() {
-			return nil, errors.Join(fmt.Errorf("volume %q: %w, as %q", o.Name, volume.ErrAttached, other.name), v.close())
-		}
-	}
-	s.volumes = append(s.volumes, v)
 	return v, nil
 }
 

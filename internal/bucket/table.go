@@ -138,6 +138,16 @@ func (t *Table) Stale(p ondisk.Ptr) uint8 {
 	return ondisk.GenAfter(t.Gen(uint32(t.geo.Bucket(p.Sector()))), p.Gen())
 }
 
+// SafeGen returns the generation that a bucket has after a crash, whenever that comes: not yet the new one while a batch
+// is not durable. What is stale by it can be forgotten.
+func (t *Table) SafeGen(b uint32) uint8 {
+	w, s := t.get(b)
+	if s.state() == stateInc {
+		return w.gen() - 1
+	}
+	return w.gen()
+}
+
 // Evicting reports whether a pointer is stale in memory only: the bucket's new generation is not durable yet, so
 // that a crash would make the pointer good again. Its data is then what it was: nothing has been written over it.
 func (t *Table) Evicting(p ondisk.Ptr) bool {

@@ -213,25 +213,27 @@ func (s *Set) releaseLocked() {
 	s.changed.Broadcast()
 }
 
-// put carries out the writes of a node, in order. What fails is repeated, with the same bytes.
+// put carries out the writes of a node, in order. A write that fails is repeated, with the same bytes; a flush is not: the
+// device may say once only that it has lost what the node's keys point to.
 func (s *Set) put(list []btree.Write) (err error) {
 	for try := range writeTries {
 		if try > 0 {
 			s.log.Warn("a write of a btree node failed and is repeated", "set", s.UUID().String(), "err", err)
 			s.rt.Sleep(retryPause)
 		}
-		if err = s.putOnce(list); err == nil {
-			return nil
+		var again bool
+		if again, err = s.putOnce(list); !again {
+			return err
 		}
 	}
 	return err
 }
 
-func (s *Set) putOnce(list []btree.Write) error {
+func (s *Set) putOnce(list []btree.Write) (again bool, err error) {
 	for _, w := range list {
 		if w.Flush {
 			if err := s.io.Flush(); err != nil {
-				return err
+				return false, err
 			}
 		}
 		var flags blockdev.Flags
@@ -239,10 +241,10 @@ func (s *Set) putOnce(list []btree.Write) error {
 			flags = blockdev.FUA
 		}
 		if err := s.io.WriteAt(w.Data, w.Off, flags); err != nil {
-			return err
+			return true, err
 		}
 	}
-	return nil
+	return false, nil
 }
 
 // WriteOldest writes out whatever pins journal entries up to upTo, for the journal.

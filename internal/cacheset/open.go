@@ -71,6 +71,7 @@ func newSet(dev blockdev.Device, o Options) *Set {
 	s := &Set{
 		rt: blockdev.RuntimeOf(dev), log: o.Logger, dev: dev, info: dev.Info(), opt: o,
 		pool: blockdev.NewPool(blockdev.PoolOptions{}), loading: map[uint32]struct{}{}, torn: map[ondisk.Ptr]bool{},
+		claimed: map[ondisk.UUID]bool{},
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
@@ -177,8 +178,10 @@ func (s *Set) recover(ctx context.Context) error {
 		if f := s.geo.LeafFault(k); f != ondisk.FaultNone && f != ondisk.FaultEmpty {
 			return fmt.Errorf("%s: journal entry %d: key %v: %v: %w", s.info.Name, seq, k, f, ondisk.ErrCorrupt)
 		}
-		for i := range k.Ptrs() {
-			l.Journal(k.P[i])
+		if k.Size() > 0 {
+			for i := range k.Ptrs() {
+				l.Journal(k.P[i])
+			}
 		}
 		s.stats.ReplayedKeys++
 		return nil
@@ -495,20 +498,22 @@ func (s *Set) Close(ctx context.Context) error {
 	if err == nil {
 		err = s.journal.Sync(ctx)
 	}
-	if err == nil && ctx.Err() == nil {
-		err = s.batch() // generations and priorities as they are, and the entry that names them needs no older one
+	if err == nil {
+		err = s.within(ctx, s.batch) // generations and priorities as they are; the entry that names them needs no older one
 	}
 	if err == nil {
 		err = s.journal.WriteEntry(ctx) // where a batch was under way
 	}
 	s.cancel() // a batch of buckets under way is given up, a sweep too
-	s.mu.Lock()
-	s.wakeAllLocked()
-	s.mu.Unlock()
-	s.running.Wait()
 	last, cancel := s.rt.WithTimeout(context.Background(), closeLimit)
 	jerr := s.journal.Close(last) // the open entry always has a place
 	cancel()
+	s.mu.Lock()
+	s.wakeAllLocked()
+	s.mu.Unlock()
+	if !s.ended() {
+		return errors.Join(jerr, fmt.Errorf("%s: %w", s.info.Name, ErrHangs))
+	}
 	jerr = errors.Join(jerr, s.jio.Close(), s.io.Close())
 	s.pool.Trim(0)
 	if f := s.failed.Load(); f != nil {
@@ -518,6 +523,51 @@ func (s *Set) Close(ctx context.Context) error {
 		err = nil // out of time, and the journal has it
 	}
 	return errors.Join(err, jerr)
+}
+
+// ended waits for the set's goroutines, and gives up when they wait for the device for too long.
+func (s *Set) ended() bool {
+	over := false
+	s.rt.Go("end of the set's goroutines", func() {
+		s.running.Wait()
+		s.mu.Lock()
+		over = true
+		s.changed.Broadcast()
+		s.mu.Unlock()
+	})
+	ctx, cancel := s.rt.WithTimeout(context.Background(), closeLimit)
+	defer cancel()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for !over {
+		if s.changed.WaitContext(ctx) != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// within runs fn, and leaves it alone when ctx ends.
+func (s *Set) within(ctx context.Context, fn func() error) (err error) {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	done := false
+	s.running.Go("end of the set", func() {
+		ferr := fn()
+		s.mu.Lock()
+		done, err = true, ferr
+		s.changed.Broadcast()
+		s.mu.Unlock()
+	})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for !done {
+		if cerr := s.changed.WaitContext(ctx); cerr != nil {
+			return cerr
+		}
+	}
+	return err
 }
 
 // writeAllLocked has all nodes written that can be.

@@ -99,7 +99,9 @@ func (s *Set) writePrios(no uint64) error {
 	var failed error
 	for i := range sets {
 		if err := slots.Acquire(s.stop, 1); err != nil {
+			mu.Lock()
 			failed = err
+			mu.Unlock()
 			break
 		}
 		buf := s.pool.Get(s.geo.MetaBytes())

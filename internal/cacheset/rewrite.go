@@ -155,7 +155,25 @@ func (s *Set) nameRootLocked() error {
 
 // takeMetaLocked takes n buckets for metadata, all at once; it waits for them, and lets go of the lock meanwhile.
 func (s *Set) takeMetaLocked(n int) ([]ondisk.Ptr, error) {
-	for s.table.CanAllocate() < n {
+	list := make([]ondisk.Ptr, 0, n)
+	for {
+		for len(list) < n && s.table.CanAllocate() >= n-len(list) {
+			b, gen, ok := s.table.Allocate(metaUse)
+			if !ok {
+				break // some of the ready ones have been put aside
+			}
+			list = append(list, ondisk.MakePtr(gen, s.geo.BucketStart(uint64(b)), s.super.NrThisDev))
+		}
+		if len(list) == n {
+			if s.table.NeedBatch() {
+				s.refill.Signal()
+			}
+			return list, nil
+		}
+		for _, p := range list { // others may have enough in them
+			s.table.Return(s.bucketOf(p))
+		}
+		list = list[:0]
 		if err := s.Err(); err != nil {
 			return nil, err
 		}
@@ -170,16 +188,4 @@ func (s *Set) takeMetaLocked(n int) ([]ondisk.Ptr, error) {
 		s.ready.Wait()
 		s.needMeta--
 	}
-	list := make([]ondisk.Ptr, n)
-	for i := range list {
-		b, gen, ok := s.table.Allocate(metaUse)
-		if !ok {
-			panic("cacheset: fewer buckets for metadata than were said to be ready")
-		}
-		list[i] = ondisk.MakePtr(gen, s.geo.BucketStart(uint64(b)), s.super.NrThisDev)
-	}
-	if s.table.NeedBatch() {
-		s.refill.Signal()
-	}
-	return list, nil
 }

@@ -53,6 +53,9 @@ var (
 	ErrClosed = errors.New("cache set: closed")
 	// ErrFailed is matched by what a set answers that could not write its metadata.
 	ErrFailed = errors.New("cache set failed")
+	// ErrHangs: the cache device does not answer, and was left with what it was asked. Nothing is lost that was
+	// acknowledged, but it cannot be closed.
+	ErrHangs = errors.New("the cache device does not answer")
 	// ErrNoSlot: the uuid array has no free slot for one more volume.
 	ErrNoSlot = errors.New("no room in the uuid array for one more volume")
 	// ErrNoSpace: no bucket can be had for metadata.
@@ -92,11 +95,12 @@ type Set struct {
 	table   *bucket.Table
 	pin     journal.Pin // the oldest entry that the tree needs
 
-	slots  []ondisk.UUIDEntry
-	uuids  ondisk.Key // where the array lies
-	dirty  []int64    // sectors of each inode
-	prio   uint64     // bucket of the first prio set
-	prioNo uint64     // seq of the newest prio sets
+	slots   []ondisk.UUIDEntry
+	claimed map[ondisk.UUID]bool // of open volumes
+	uuids   ondisk.Key           // where the array lies
+	dirty   []int64              // sectors of each inode
+	prio    uint64               // bucket of the first prio set
+	prioNo  uint64               // seq of the newest prio sets
 
 	open [uses]openList // buckets that take data
 
@@ -190,8 +194,9 @@ func (s *Set) errLocked() error {
 	return nil
 }
 
-// gen is what the tree asks for generations.
-func (s *Set) gen(b uint64) uint8 { return s.table.Gen(uint32(b)) }
+// gen is what the tree asks for generations: what it leaves out of a copy, because it is stale, must not come back after
+// a crash, for then a write that found nothing to invalidate would be undone.
+func (s *Set) gen(b uint64) uint8 { return s.table.SafeGen(uint32(b)) }
 
 // bucketOf returns the bucket that a node lies in.
 func (s *Set) bucketOf(p ondisk.Ptr) uint32 { return uint32(s.geo.Bucket(p.Sector())) }

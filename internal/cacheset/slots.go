@@ -10,6 +10,25 @@ import (
 // uuidBytes is the size of a slot.
 const uuidBytes = 128
 
+// Claim makes a device's, or a flash-only volume's, uuid the caller's until Unclaim; false if it is someone's already. A
+// copy of an open device has its uuid: it must not touch the slot.
+func (s *Set) Claim(id ondisk.UUID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.claimed[id] {
+		return false
+	}
+	s.claimed[id] = true
+	return true
+}
+
+// Unclaim ends a claim.
+func (s *Set) Unclaim(id ondisk.UUID) {
+	s.mu.Lock()
+	delete(s.claimed, id)
+	s.mu.Unlock()
+}
+
 // Slots returns a copy of the uuid array: slot i belongs to inode i.
 func (s *Set) Slots() []ondisk.UUIDEntry {
 	s.mu.Lock()

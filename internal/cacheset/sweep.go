@@ -78,7 +78,15 @@ func (s *Set) sweepNodes() error {
 			if n != nil {
 				s.sweepNodeLocked(n)
 				at = n.Ref().High
+				open := n.OpenBytes() > 0
 				s.mu.Unlock() // for whoever waits
+				if open {
+					// What its open keys hide is on the disk until they are there, too.
+					if err := s.settle(n, false); err != nil {
+						s.mu.Lock()
+						return err
+					}
+				}
 				s.rt.Yield()
 				s.mu.Lock()
 				continue

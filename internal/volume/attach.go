@@ -27,27 +27,33 @@ func Open(set *cacheset.Set, dev blockdev.Device) (_ *Volume, err error) {
 	if v.bio, err = blockdev.NewIO(dev, 2); err != nil {
 		return nil, err
 	}
-	if v.super, err = cacheset.ReadSuperblock(v.bio); err != nil {
+	sb, err := cacheset.ReadSuperblock(v.bio)
+	if err != nil {
 		return nil, err
 	}
+	v.super.Store(sb)
 	info := dev.Info()
-	switch sb := v.super; {
+	switch {
 	case !sb.IsBacking():
 		return nil, fmt.Errorf("%s: version %d is that of a cache device; a backing device is wanted here", info.Name, sb.Version)
 	case uint32(sb.BlockSize) < set.Geometry().BlockSectors:
 		return nil, fmt.Errorf("%s: %w: %d and %d sectors", info.Name, ErrBlockSize, sb.BlockSize, set.Geometry().BlockSectors)
 	}
-	block := int64(v.super.BlockSize) * ondisk.SectorSize
-	v.first = v.super.DataOffset()
+	block := int64(sb.BlockSize) * ondisk.SectorSize
+	v.first = sb.DataOffset()
 	size := (info.Size - int64(v.first)*ondisk.SectorSize) / block * block
 	if size <= 0 {
 		return nil, fmt.Errorf("%s: no room for data behind sector %d", info.Name, v.first)
 	}
+	if !set.Claim(sb.UUID) {
+		return nil, fmt.Errorf("%s: %w: a volume of that uuid, %v, is open", info.Name, ErrAttached, sb.UUID)
+	}
+	v.claim = sb.UUID
 	if err := v.attach(); err != nil {
 		return nil, fmt.Errorf("%s: %w", info.Name, err)
 	}
 	v.describe(info.Name, size, int(block))
-	v.config.Store(&Config{Mode: v.super.CacheMode(), Strict: true, SequentialCutoff: DefaultSequentialCutoff})
+	v.config.Store(&Config{Mode: sb.CacheMode(), Strict: true, SequentialCutoff: DefaultSequentialCutoff})
 	return v, v.open()
 }
 
@@ -55,6 +61,11 @@ func Open(set *cacheset.Set, dev blockdev.Device) (_ *Volume, err error) {
 func OpenFlash(set *cacheset.Set, name string) (_ *Volume, err error) {
 	v := newVolume(set, name)
 	v.flash = true
+	defer func() {
+		if err != nil {
+			v.release()
+		}
+	}()
 	slots := set.Slots()
 	found := -1
 	for i := range slots {
@@ -69,15 +80,14 @@ func OpenFlash(set *cacheset.Set, name string) (_ *Volume, err error) {
 	if found < 0 {
 		return nil, fmt.Errorf("%q: %w", name, ErrNoVolume)
 	}
+	if !set.Claim(slots[found].UUID) {
+		return nil, fmt.Errorf("flash-only volume %q: %w", name, ErrAttached)
+	}
+	v.claim = slots[found].UUID
 	v.inode = uint32(found)
 	block := set.Geometry().BlockBytes()
 	v.describe(name, int64(slots[found].Sectors)*ondisk.SectorSize/int64(block)*int64(block), block)
 	v.config.Store(&Config{Mode: ondisk.Writeback, Strict: true, SequentialCutoff: DefaultSequentialCutoff})
-	defer func() {
-		if err != nil {
-			v.release()
-		}
-	}()
 	return v, v.open()
 }
 
@@ -107,7 +117,7 @@ func (v *Volume) describe(name string, size int64, block int) {
 
 // attach finds the device's slot, or gives it one.
 func (v *Volume) attach() error {
-	sb := v.super
+	sb := v.super.Load()
 	state := sb.State()
 	ours := sb.SetUUID == v.set.UUID()
 	if !ours && (state == ondisk.StateClean || state == ondisk.StateDirty) {
@@ -170,7 +180,7 @@ func (v *Volume) attach() error {
 	if err := cacheset.WriteSuperblock(v.bio, &super); err != nil {
 		return err
 	}
-	v.super = &super
+	v.super.Store(&super)
 	return nil
 }
 
@@ -196,5 +206,5 @@ func (v *Volume) BackingUUID() string {
 	if v.flash {
 		return ""
 	}
-	return v.super.UUID.String()
+	return v.super.Load().UUID.String()
 }

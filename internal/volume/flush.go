@@ -1,20 +1,38 @@
 package volume
 
-import "github.com/ubcache/ubcache/internal/blockdev"
+import (
+	"errors"
 
-// flush makes durable what was acknowledged before it was submitted, on both devices. Dirty data stays where it is.
+	"github.com/ubcache/ubcache/internal/blockdev"
+)
+
+// flush makes durable what was acknowledged before it was submitted, on both devices. Dirty data stays where it is. It
+// also tells of a flush that nobody was told of: what a device has lost it may say once only.
 //
 // The backing device comes first, so that an entry that the journal writes may say what is in the cache.
 func (v *Volume) flush() error {
 	v.set.Lock()
 	v.stats.Flushes++
+	before := v.failed
+	v.failed = nil
 	v.set.Unlock()
 	if !v.flash {
-		if err := v.flushBacking(); err != nil {
+		if err := errors.Join(before, v.flushBacking()); err != nil {
 			return err
 		}
 	}
 	return v.set.Sync()
+}
+
+// flushUntold is flushBacking where no client waits for its outcome.
+func (v *Volume) flushUntold() error {
+	err := v.flushBacking()
+	if err != nil {
+		v.set.Lock()
+		v.failed = err
+		v.set.Unlock()
+	}
+	return err
 }
 
 // flushBacking flushes the backing device and lets the clean keys of earlier epochs go to the disk. Source: B 9.14.

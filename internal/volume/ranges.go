@@ -12,9 +12,17 @@ func (a span) overlaps(b span) bool { return a.start < b.end && b.start < a.end 
 // ranges are what is under way on a volume. They are guarded by the set's lock. There are as many as there are
 // requests, so they are searched one by one.
 type ranges struct {
-	writes []span
-	fills  []*fill
-	ended  rt.Cond // a write has
+	writes  []span
+	waiting []waiter
+	last    uint64 // number of the newest write
+	fills   []*fill
+	ended   rt.Cond // a write has
+}
+
+// A waiter is a write that waits for others.
+type waiter struct {
+	span
+	number uint64
 }
 
 // A fill is a range that missed and is being read for the cache.
@@ -26,10 +34,22 @@ type fill struct {
 // WantedLocked reports whether nobody has written to the range meanwhile.
 func (f *fill) WantedLocked() bool { return !f.void }
 
-// beginWriteLocked waits until no write overlaps w, registers it, and voids the fills that it overlaps.
+// beginWriteLocked waits until no write overlaps w, registers it, and voids the fills that it overlaps. Who waits goes
+// before whoever comes later and overlaps.
 func (r *ranges) beginWriteLocked(w span) {
-	for r.writing(w) {
+	r.last++
+	me := r.last
+	for waited := false; r.writing(w) || r.before(w, me); waited = true {
+		if !waited {
+			r.waiting = append(r.waiting, waiter{w, me})
+		}
 		r.ended.Wait()
+	}
+	for i := range r.waiting {
+		if r.waiting[i].number == me {
+			r.waiting = append(r.waiting[:i], r.waiting[i+1:]...)
+			break
+		}
 	}
 	r.writes = append(r.writes, w)
 	for _, f := range r.fills {
@@ -37,6 +57,16 @@ func (r *ranges) beginWriteLocked(w span) {
 			f.void = true
 		}
 	}
+}
+
+// before reports whether a write with a lower number waits and overlaps w.
+func (r *ranges) before(w span, number uint64) bool {
+	for i := range r.waiting {
+		if o := &r.waiting[i]; o.number < number && o.overlaps(w) {
+			return true
+		}
+	}
+	return false
 }
 
 func (r *ranges) writing(w span) bool {

@@ -36,7 +36,7 @@ func (o *op) read() {
 			v.ranges.endFillLocked(p.fill)
 		}
 	}
-	if o.conf.Strict && v.wrote >= v.flushed {
+	if v.config.Load().Strict && v.wrote >= v.flushed {
 		epoch = v.begun
 	}
 	v.set.Unlock()
@@ -55,13 +55,17 @@ func (o *op) read() {
 			v.set.Unlock()
 		}
 		v.fillRoom.Release(int64(p.end-p.start) * ondisk.SectorSize)
-		p.buf.Release()
+		if p.buf != nil {
+			p.buf.Release()
+		}
 		o.fills = append(o.fills, p.fill)
 		*p = piece{}
 	}
 }
 
 // look finds the pieces of the read. Buckets of hits are held, and fills registered, from then on.
+//
+// A large read is looked up in slices, with the lock let go between them.
 func (o *op) look() error {
 	v := o.v
 	w := o.span()
@@ -69,7 +73,12 @@ func (o *op) look() error {
 	v.set.Lock()
 	defer v.set.Unlock()
 	allHit := true
-	for at := w.start; at < w.end; {
+	for at, n := w.start, 1; at < w.end; n++ {
+		if n%lookSlice == 0 {
+			v.set.Unlock()
+			v.rt.Yield()
+			v.set.Lock()
+		}
 		t, miss := v.set.LookupLocked(v.inode, at, w.end)
 		if !miss.IsZero() {
 			v.set.Unlock()
@@ -86,7 +95,9 @@ func (o *op) look() error {
 			v.set.TouchLocked(t.Ptr)
 		} else {
 			allHit = false
-			if fills {
+			// Nothing goes over a pointer that a crash would make good again: a write that finds the fill there would
+			// not know of it.
+			if fills && !(t.Cached && v.set.EvictingLocked(t.Ptr)) {
 				p.end = min(p.end, at+fillMost)
 				o.beginFillLocked(&p)
 			}
@@ -121,7 +132,6 @@ func (o *op) beginFillLocked(p *piece) {
 		return
 	}
 	p.fill = f
-	p.buf = v.pool.Get(int(n))
 }
 
 // fetch reads the pieces into the request's memory.
@@ -141,6 +151,7 @@ func (o *op) fetch() error {
 			clear(dest)
 			p.part = -1
 		case p.fill != nil:
+			p.buf = v.pool.Get(len(dest))
 			g.add(false, blockdev.Request{Op: blockdev.OpRead, Off: backOff(p.start), Buf: p.buf.Data})
 		default:
 			g.add(false, blockdev.Request{Op: blockdev.OpRead, Off: backOff(p.start), Buf: dest})

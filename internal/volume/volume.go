@@ -73,10 +73,11 @@ type Volume struct {
 	info  blockdev.Info
 	inode uint32
 	flash bool
-	first uint64 // sector of the key space where the volume begins: the data offset
-	block uint64 // sectors of a block of the set
-	super *ondisk.Superblock
-	bio   *blockdev.IO // on the backing device: superblock
+	first uint64                            // sector of the key space where the volume begins: the data offset
+	block uint64                            // sectors of a block of the set
+	super atomic.Pointer[ondisk.Superblock] // of the backing device, as stored; replaced as a whole
+	claim ondisk.UUID                       // see cacheset.Set.Claim
+	bio   *blockdev.IO                      // on the backing device: superblock
 
 	back, cache below // back.dev is nil for flash-only volumes
 	pool        *blockdev.Pool
@@ -97,6 +98,8 @@ type Volume struct {
 	flushed uint64 // the greatest of them that is done
 	wrote   uint64 // begun when the last write of the backing device was done
 	point   uint32 // the next queue's number
+	newest  uint64 // journal entry of the last change of the volume's part of the index
+	failed  error  // of a flush that nobody was told of yet
 	stats   Stats
 }
 
@@ -149,12 +152,10 @@ func (v *Volume) DirtySectors() int64 {
 
 // State returns the state of the backing device as it is stored.
 func (v *Volume) State() ondisk.State {
-	v.changing.Lock()
-	defer v.changing.Unlock()
 	if v.flash {
 		return ondisk.StateNone
 	}
-	return v.super.State()
+	return v.super.Load().State()
 }
 
 // Label returns the volume's label.
@@ -163,22 +164,20 @@ func (v *Volume) Label() string {
 		slots := v.set.Slots()
 		return slots[v.inode].LabelString()
 	}
-	v.changing.Lock()
-	defer v.changing.Unlock()
-	return v.super.LabelString()
+	return v.super.Load().LabelString()
 }
 
 // SetMode changes the mode, also in the superblock. Requests under way end by the old one.
 func (v *Volume) SetMode(m ondisk.CacheMode) error {
 	v.changing.Lock()
 	defer v.changing.Unlock()
-	if !v.flash && v.super.CacheMode() != m {
-		super := *v.super
+	if !v.flash && v.super.Load().CacheMode() != m {
+		super := *v.super.Load()
 		super.SetCacheMode(m)
 		if err := cacheset.WriteSuperblock(v.bio, &super); err != nil {
 			return err
 		}
-		*v.super = super
+		v.super.Store(&super)
 	}
 	c := v.Config()
 	c.Mode = m
@@ -194,10 +193,13 @@ func (v *Volume) SetStrict(strict bool) error {
 	c := v.Config()
 	c.Strict = strict
 	v.config.Store(&c)
-	if strict && !v.flash {
-		return v.flushBacking()
+	if !strict || v.flash {
+		return nil
 	}
-	return nil
+	if err := v.flushUntold(); err != nil {
+		return err
+	}
+	return v.set.Sync() // invalidations that nobody waited for
 }
 
 // SetSequentialCutoff changes from how many bytes on streams go round the cache; 0: never.
@@ -257,6 +259,9 @@ func (v *Volume) Close() error {
 }
 
 func (v *Volume) release() {
+	if !v.claim.IsZero() {
+		v.set.Unclaim(v.claim)
+	}
 	for _, b := range []*below{&v.back, &v.cache} {
 		if b.queue != nil {
 			_ = b.queue.Close()
@@ -280,7 +285,7 @@ func (v *Volume) flushLoop() {
 		if !due {
 			continue
 		}
-		if err := v.flushBacking(); err != nil {
+		if err := v.flushUntold(); err != nil {
 			v.log.Warn("flushing the backing device failed; cached data waits for it", "volume", v.info.Name, "err", err)
 		}
 	}

@@ -89,12 +89,17 @@ func (v *Volume) countWriteLocked(r *blockdev.Request) {
 }
 
 // surveyLocked finds out what of a range the index has: whether any of it has a pointer, good or not, and which parts
-// are dirty. It reads nodes with the lock let go: what it has seen by then cannot become dirty, nor be filled, since
-// the write is registered.
+// are dirty. It lets the lock go now and then, and to read nodes: what it has seen by then cannot become dirty, nor be
+// filled, since the write is registered.
 func (o *op) surveyLocked(w span) (cached bool, err error) {
 	v := o.v
 	o.dirty = o.dirty[:0]
-	for at := w.start; at < w.end; {
+	for at, n := w.start, 1; at < w.end; n++ {
+		if n%lookSlice == 0 {
+			v.set.Unlock() // for whoever waits
+			v.rt.Yield()
+			v.set.Lock()
+		}
 		p, miss := v.set.LookupLocked(v.inode, at, w.end)
 		if !miss.IsZero() {
 			v.set.Unlock()
@@ -153,7 +158,7 @@ func (o *op) through(w span, cached bool) error {
 
 	in := &o.in
 	in.Keys, in.Epoch, in.Unjournalled, in.Pinned = o.keys, o.epoch(), false, true
-	if err := v.set.Insert(in); err != nil {
+	if err := o.insert(); err != nil {
 		return err
 	}
 	return o.settle(in.Seq)
@@ -195,20 +200,38 @@ func (o *op) stripFailed() {
 func (o *op) lost(w span, err error) error {
 	v := o.v
 	v.set.Lock()
+	v.wrote = v.begun // perhaps in part
 	v.set.DropLocked(o.keys, true)
 	v.set.Unlock()
 	o.keys = appendInvalidations(o.keys[:0], v.inode, w)
 	in := &o.in
 	in.Keys, in.Unjournalled, in.Pinned = o.keys, false, false
-	return errors.Join(err, v.set.Insert(in))
+	return errors.Join(err, o.insert())
 }
 
-// settle returns when a write may be acknowledged.
+// insert changes the index.
+func (o *op) insert() error {
+	v := o.v
+	err := v.set.Insert(&o.in)
+	v.set.Lock()
+	v.newest = max(v.newest, o.in.Seq)
+	v.set.Unlock()
+	return err
+}
+
+// settle returns when a write may be acknowledged. One with FUA waits for what changed the index before it, too: an
+// invalidation of its range may not be durable, although it was acknowledged.
 func (o *op) settle(seq uint64) error {
-	if o.req.Flags&blockdev.FUA != 0 {
-		return o.v.set.WaitDurable(seq)
+	v := o.v
+	if o.req.Flags&blockdev.FUA == 0 {
+		return v.set.Acknowledge(seq)
 	}
-	return o.v.set.Acknowledge(seq)
+	v.set.Lock()
+	seq = max(seq, v.newest)
+	err := v.failed
+	v.failed = nil
+	v.set.Unlock()
+	return errors.Join(err, v.set.WaitDurable(seq))
 }
 
 // appendInvalidations appends keys that say that nothing of a range is cached.
@@ -228,7 +251,7 @@ func (o *op) invalidateFirst(w span) error {
 	o.keys = appendInvalidations(o.keys[:0], v.inode, w)
 	in := &o.in
 	in.Keys, in.Unjournalled, in.Pinned = o.keys, false, false
-	if err := v.set.Insert(in); err != nil {
+	if err := o.insert(); err != nil {
 		return err
 	}
 	o.keys = o.keys[:0]
@@ -243,7 +266,6 @@ func (o *op) invalidateFirst(w span) error {
 
 // around writes to the backing device alone.
 func (o *op) around(w span, cached bool) error {
-	v := o.v
 	var seq uint64
 	if cached {
 		if err := o.invalidateFirst(w); err != nil {
@@ -254,17 +276,22 @@ func (o *op) around(w span, cached bool) error {
 	if err := o.toBacking(w); err != nil {
 		return err
 	}
-	if o.req.Flags&blockdev.FUA != 0 {
-		return v.set.WaitDurable(seq)
-	}
-	return nil
+	return o.settle(seq)
 }
 
-// toBacking makes the request on the backing device.
+// toBacking makes a part of the request on the backing device.
 func (o *op) toBacking(w span) error {
 	v := o.v
+	if err := v.set.Err(); err != nil {
+		return err // what invalidated the range before may be lost
+	}
 	o.io.reset()
-	o.io.add(false, blockdev.Request{Op: o.req.Op, Off: backOff(w.start), Buf: o.req.Buf, Len: o.req.Len, Flags: o.req.Flags})
+	r := blockdev.Request{Op: o.req.Op, Off: backOff(w.start), Len: int64(w.end-w.start) * ondisk.SectorSize, Flags: o.req.Flags}
+	if r.Op == blockdev.OpWrite {
+		from := o.span().start
+		r.Buf = o.req.Buf[(w.start-from)*ondisk.SectorSize : (w.end-from)*ondisk.SectorSize]
+	}
+	o.io.add(false, r)
 	err := o.io.run()
 	v.set.Lock()
 	v.wrote = v.begun
@@ -277,8 +304,12 @@ func (o *op) toBacking(w span) error {
 //
 // Order: clean parts are invalidated; the backing device is written, then flushed; then the dirty parts go.
 func (o *op) aroundDirty(w span) error {
-	v := o.v
-	dirty := append([]span(nil), o.dirty...)
+	var dirty []span
+	for _, d := range o.dirty {
+		if d.overlaps(w) {
+			dirty = append(dirty, span{max(d.start, w.start), min(d.end, w.end)})
+		}
+	}
 	at := w.start
 	for _, d := range append(dirty, span{w.end, w.end}) {
 		if at < d.start {
@@ -291,33 +322,19 @@ func (o *op) aroundDirty(w span) error {
 	if err := o.toBacking(w); err != nil {
 		return err
 	}
-	if err := v.flushBacking(); err != nil {
+	if err := o.v.flushUntold(); err != nil {
 		return err
 	}
 	o.keys = o.keys[:0]
 	for _, d := range dirty {
-		o.keys = appendInvalidations(o.keys, v.inode, d)
+		o.keys = appendInvalidations(o.keys, o.v.inode, d)
 	}
 	in := &o.in
 	in.Keys, in.Unjournalled, in.Pinned = o.keys, false, false
-	if err := v.set.Insert(in); err != nil {
+	if err := o.insert(); err != nil {
 		return err
 	}
 	return o.settle(in.Seq)
-}
-
-// dirtyRoom makes the keys for a range of dirty data, all of it or none.
-func (o *op) dirtyRoom(w span) bool {
-	v := o.v
-	v.set.Lock()
-	defer v.set.Unlock()
-	o.roomLocked(w, bucket.ForDirty)
-	if n := len(o.keys); n > 0 && o.keys[n-1].End() == w.end {
-		return true
-	}
-	v.set.DropLocked(o.keys, true)
-	o.keys = o.keys[:0]
-	return false
 }
 
 // back writes to the cache alone: the data is dirty. Zeroes and discards of a flash-only volume are what is not in the
@@ -326,30 +343,44 @@ func (o *op) dirtyRoom(w span) bool {
 // Order: the backing superblock says DIRTY (see attach: dirty data goes over dirty data only); the data; the key.
 func (o *op) back(w span) error {
 	v := o.v
-	if o.req.Op == blockdev.OpWrite {
-		for tries := 1; !o.dirtyRoom(w); tries++ {
+	in := &o.in
+	in.Epoch, in.Unjournalled, in.Pinned = 0, false, true
+	if o.req.Op != blockdev.OpWrite {
+		o.keys = appendInvalidations(o.keys[:0], v.inode, w)
+		in.Keys = o.keys
+		if err := o.insert(); err != nil {
+			return err
+		}
+		return o.settle(in.Seq)
+	}
+	// A large write may need more buckets than are ready at a time.
+	for at, tries := w.start, 0; at < w.end; {
+		v.set.Lock()
+		o.roomLocked(span{at, w.end}, bucket.ForDirty)
+		v.set.Unlock()
+		if len(o.keys) == 0 {
 			if !v.flash {
-				return o.aroundDirty(w)
+				return o.aroundDirty(span{at, w.end})
 			}
-			if v.set.WaitSpace() != nil || tries == spaceTries {
+			if tries++; v.set.WaitSpace() != nil || tries > spaceTries {
 				return errors.Join(ErrNoSpace, v.set.Err())
 			}
+			continue
 		}
+		end := o.keys[len(o.keys)-1].End()
 		o.io.reset()
-		o.addWrites(o.req.Buf, w.start)
+		o.addWrites(o.req.Buf[(at-w.start)*ondisk.SectorSize:], at)
 		if err := o.io.run(); err != nil {
 			v.set.Lock()
 			v.set.DropLocked(o.keys, true)
 			v.set.Unlock()
 			return err
 		}
-	} else {
-		o.keys = appendInvalidations(o.keys[:0], v.inode, w)
-	}
-	in := &o.in
-	in.Keys, in.Epoch, in.Unjournalled, in.Pinned = o.keys, 0, false, true
-	if err := v.set.Insert(in); err != nil {
-		return err
+		in.Keys = o.keys
+		if err := o.insert(); err != nil {
+			return err
+		}
+		at, tries = end, 0
 	}
 	return o.settle(in.Seq)
 }
