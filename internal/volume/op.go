@@ -4,7 +4,6 @@ import (
 	"github.com/ubcache/ubcache/internal/blockdev"
 	"github.com/ubcache/ubcache/internal/cacheset"
 	"github.com/ubcache/ubcache/internal/ondisk"
-	"github.com/ubcache/ubcache/internal/rt"
 )
 
 // An op is a request that takes a goroutine: all but reads that hit. What it needs is its own and is used again.
@@ -15,8 +14,7 @@ type op struct {
 	conf  *Config
 	why   bypass
 	retry bool   // a hit that has to be read again
-	run   func() // Volume.do of this op
-	next  *op
+	run   func() // o.do
 
 	io     group
 	keys   []ondisk.Key
@@ -26,34 +24,23 @@ type op struct {
 	fills  []*fill
 }
 
-// An opList keeps ops for their next use.
-type opList struct {
-	mu   rt.Mutex
-	free *op
-}
-
-func (l *opList) get(v *Volume) *op {
-	l.mu.Lock()
-	o := l.free
-	if o != nil {
-		l.free, o.next = o.next, nil
-	}
-	l.mu.Unlock()
-	if o == nil {
-		o = &op{v: v}
+// newOp returns an op for a request.
+func (v *Volume) newOp(q *queue, r *blockdev.Request, c *Config, why bypass, retry bool) *op {
+	o := v.ops.get()
+	if o.v == nil {
+		o.v = v
 		o.run = o.do
 		o.io.init(v)
 	}
+	o.q, o.req, o.conf, o.why, o.retry = q, r, c, why, retry
 	return o
 }
 
-func (l *opList) put(o *op) {
+func (v *Volume) putOp(o *op) {
 	o.q, o.req, o.conf = nil, nil, nil
 	o.io.reset()
 	o.keys, o.pieces, o.dirty = o.keys[:0], o.pieces[:0], o.dirty[:0]
-	l.mu.Lock()
-	o.next, l.free = l.free, o
-	l.mu.Unlock()
+	v.ops.put(o)
 }
 
 // do carries a request out.
@@ -64,7 +51,7 @@ func (o *op) do() {
 	switch r.Op {
 	case blockdev.OpRead:
 		o.read() // finishes the request when the data is there
-		v.ops.put(o)
+		v.putOp(o)
 		return
 	case blockdev.OpFlush:
 		r.Err = v.flush()
@@ -72,7 +59,7 @@ func (o *op) do() {
 		r.Err = o.write()
 	}
 	q := o.q
-	v.ops.put(o)
+	v.putOp(o)
 	q.out.Finish(r)
 }
 

@@ -5,7 +5,6 @@ import (
 
 	"github.com/ubcache/ubcache/internal/blockdev"
 	"github.com/ubcache/ubcache/internal/ondisk"
-	"github.com/ubcache/ubcache/internal/rt"
 )
 
 // A queue takes requests in batches. Reads that hit are looked up in one hold of the set's lock and go to the cache
@@ -17,12 +16,9 @@ type queue struct {
 	point uint32    // tells this queue's data from others'
 	seq   sequencer // guarded by the set's lock
 
-	free struct {
-		mu      rt.Mutex
-		hits    []*hit
-		parts   []*hitPart
-		batches []*batch
-	}
+	hits    freeList[hit]
+	parts   freeList[hitPart]
+	batches freeList[batch]
 }
 
 // A batch is what one Submit, or one completion, hands on.
@@ -32,11 +28,23 @@ type batch struct {
 	slow    []*op
 }
 
+func (b *batch) reset() {
+	clear(b.toCache)
+	clear(b.done)
+	clear(b.slow)
+	b.toCache, b.done, b.slow = b.toCache[:0], b.done[:0], b.slow[:0]
+}
+
 // A hit is a read all of which is in the cache.
 type hit struct {
 	req  *blockdev.Request
 	left atomic.Int32
 	bad  atomic.Bool // a piece has to be read again
+}
+
+func (h *hit) reset() {
+	h.req = nil
+	h.bad.Store(false)
 }
 
 // A hitPart is one piece of it.
@@ -58,7 +66,9 @@ func (v *Volume) NewQueue(depth int, complete func(done []*blockdev.Request)) (b
 		return nil, blockdev.ErrClosed
 	}
 	q := &queue{v: v, out: blockdev.NewCompleter(v.rt, complete)}
-	q.free.mu.Init(v.rt)
+	q.hits.init(v.rt)
+	q.parts.init(v.rt)
+	q.batches.init(v.rt)
 	c, err := v.cache.dev.NewQueue(max(depth, hitParts), q.arrived)
 	if err != nil {
 		return nil, err
@@ -75,7 +85,7 @@ func (v *Volume) NewQueue(depth int, complete func(done []*blockdev.Request)) (b
 func (q *queue) Submit(reqs []*blockdev.Request) {
 	v := q.v
 	ok := q.out.Begin(len(reqs))
-	b := q.getBatch()
+	b := q.batches.get()
 	looked := 0
 	conf := v.config.Load()
 	locked := false
@@ -108,9 +118,7 @@ func (q *queue) Submit(reqs []*blockdev.Request) {
 				}
 			}
 		}
-		o := v.ops.get(v)
-		o.q, o.req, o.conf, o.why, o.retry = q, r, conf, why, false
-		b.slow = append(b.slow, o)
+		b.slow = append(b.slow, v.newOp(q, r, conf, why, false))
 	}
 	if locked {
 		v.set.Unlock()
@@ -130,7 +138,8 @@ func (q *queue) send(b *batch) {
 	if len(b.done) > 0 {
 		q.out.Finish(b.done...)
 	}
-	q.putBatch(b)
+	b.reset()
+	q.batches.put(b)
 }
 
 // hitLocked adds the pieces of a read to the batch if all of it is in the cache. It returns how many these are, 0 if
@@ -152,10 +161,10 @@ func (q *queue) hitLocked(r *blockdev.Request, why bypass, b *batch) int {
 			break
 		}
 		if h == nil {
-			h = q.getHit()
+			h = q.hits.get()
 			h.req = r
 		}
-		pt := q.getPart()
+		pt := q.parts.get()
 		pt.Request = blockdev.Request{Op: blockdev.OpRead, Off: int64(p.Ptr.Sector()) * ondisk.SectorSize, Buf: piece, Purpose: r.Purpose, Owner: pt}
 		pt.hit, pt.ptr = h, p.Ptr
 		b.toCache = append(b.toCache, &pt.Request)
@@ -165,11 +174,14 @@ func (q *queue) hitLocked(r *blockdev.Request, why bypass, b *batch) int {
 	}
 	if at < end {
 		for _, pr := range b.toCache[n:] {
-			q.putPart(pr.Owner.(*hitPart))
+			p := pr.Owner.(*hitPart)
+			*p = hitPart{}
+			q.parts.put(p)
 		}
 		b.toCache = b.toCache[:n]
 		if h != nil {
-			q.putHit(h)
+			h.reset()
+			q.hits.put(h)
 		}
 		return 0
 	}
@@ -210,25 +222,25 @@ func (q *queue) arrived(done []*blockdev.Request) {
 		}
 	}
 	v.set.Unlock()
-	b := q.getBatch()
+	b := q.batches.get()
 	for _, r := range done {
 		p := r.Owner.(*hitPart)
 		h := p.hit
 		if !p.good {
 			h.bad.Store(true)
 		}
-		q.putPart(p)
+		*p = hitPart{}
+		q.parts.put(p)
 		if h.left.Add(-1) > 0 {
 			continue
 		}
 		if h.bad.Load() {
-			o := v.ops.get(v)
-			o.q, o.req, o.conf, o.why, o.retry = q, h.req, v.config.Load(), accepted, true
-			b.slow = append(b.slow, o)
+			b.slow = append(b.slow, v.newOp(q, h.req, v.config.Load(), accepted, true))
 		} else {
 			b.done = append(b.done, h.req)
 		}
-		q.putHit(h)
+		h.reset()
+		q.hits.put(h)
 	}
 	q.send(b)
 }
@@ -239,62 +251,4 @@ func (q *queue) Close() error {
 		return blockdev.ErrClosed
 	}
 	return q.cache.Close()
-}
-
-func (q *queue) getHit() *hit {
-	q.free.mu.Lock()
-	defer q.free.mu.Unlock()
-	if n := len(q.free.hits); n > 0 {
-		h := q.free.hits[n-1]
-		q.free.hits = q.free.hits[:n-1]
-		return h
-	}
-	return new(hit)
-}
-
-func (q *queue) putHit(h *hit) {
-	h.req = nil
-	h.bad.Store(false)
-	q.free.mu.Lock()
-	q.free.hits = append(q.free.hits, h)
-	q.free.mu.Unlock()
-}
-
-func (q *queue) getPart() *hitPart {
-	q.free.mu.Lock()
-	defer q.free.mu.Unlock()
-	if n := len(q.free.parts); n > 0 {
-		p := q.free.parts[n-1]
-		q.free.parts = q.free.parts[:n-1]
-		return p
-	}
-	return new(hitPart)
-}
-
-func (q *queue) putPart(p *hitPart) {
-	*p = hitPart{}
-	q.free.mu.Lock()
-	q.free.parts = append(q.free.parts, p)
-	q.free.mu.Unlock()
-}
-
-func (q *queue) getBatch() *batch {
-	q.free.mu.Lock()
-	defer q.free.mu.Unlock()
-	if n := len(q.free.batches); n > 0 {
-		b := q.free.batches[n-1]
-		q.free.batches = q.free.batches[:n-1]
-		return b
-	}
-	return new(batch)
-}
-
-func (q *queue) putBatch(b *batch) {
-	clear(b.toCache)
-	clear(b.done)
-	clear(b.slow)
-	b.toCache, b.done, b.slow = b.toCache[:0], b.done[:0], b.slow[:0]
-	q.free.mu.Lock()
-	q.free.batches = append(q.free.batches, b)
-	q.free.mu.Unlock()
 }

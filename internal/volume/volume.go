@@ -85,7 +85,7 @@ type Volume struct {
 	changing    rt.Mutex // one change of superblock or config at a time; taken before the set's lock
 
 	fillRoom rt.Semaphore
-	ops      opList
+	ops      freeList[op]
 
 	stop    context.Context
 	cancel  context.CancelFunc
@@ -216,7 +216,7 @@ func (v *Volume) open() error {
 	v.pool = blockdev.NewPool(blockdev.PoolOptions{})
 	v.fillRoom.Init(v.rt, fillBytes)
 	v.set.BindCond(&v.ranges.ended)
-	v.ops.mu.Init(v.rt)
+	v.ops.init(v.rt)
 	v.running.Init(v.rt)
 	v.stop, v.cancel = context.WithCancel(context.Background())
 	v.begun, v.wrote = 1, 1
