@@ -237,6 +237,9 @@ var usual = regexp.MustCompile(`bcache: (` +
 
 var replayed = regexp.MustCompile(`journal replay done, \d+ keys in \d+ entries`)
 
+// slow is what kernels say of a machine that has other things to do.
+var slow = regexp.MustCompile(`\] (hrtimer: interrupt took|clocksource: |perf: interrupt took|rcu: |sched: |workqueue: .* hogged CPU)`)
+
 // strange returns the lines of a kernel's log that speak of trouble: all of bcache that is not usual, and all others
 // that are warnings or worse.
 func strange(log string) (lines []string) {
@@ -244,7 +247,7 @@ func strange(log string) (lines []string) {
 		line = strings.TrimSpace(line)
 		level := 6
 		fmt.Sscanf(line, "<%d>", &level)
-		if (level&7 <= 4 || strings.Contains(line, "bcache: ")) && !usual.MatchString(line) {
+		if (level&7 <= 4 || strings.Contains(line, "bcache: ")) && !usual.MatchString(line) && !slow.MatchString(line) {
 			lines = append(lines, line)
 		}
 	}
