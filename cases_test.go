@@ -10,7 +10,10 @@ import (
 	"time"
 
 	"github.com/ubcache/ubcache/internal/blockdev"
+	"github.com/ubcache/ubcache/internal/bucket"
+	"github.com/ubcache/ubcache/internal/cacheset"
 	"github.com/ubcache/ubcache/internal/offline"
+	"github.com/ubcache/ubcache/internal/ondisk"
 	"github.com/ubcache/ubcache/internal/rt"
 )
 
@@ -22,6 +25,11 @@ type bench struct {
 	set     *CacheSet
 	volumes []*Volume
 	dir     string
+
+	// Where the bench can break, of the devices that it began with, the cache first.
+	power  *blockdev.Power
+	disks  []*blockdev.Crashable
+	faults []*blockdev.Faulty
 }
 
 type benchOptions struct {
@@ -31,6 +39,16 @@ type benchOptions struct {
 	backingLatency blockdev.Latency
 	mode           string
 	dir            string
+	breaks         bool // the power can be cut, and devices fail
+}
+
+// breakable is a small set on fast disks that can break, with one volume.
+func breakable(t *testing.T) benchOptions {
+	fast := blockdev.Latency{Read: 80 * time.Microsecond, Write: 20 * time.Microsecond, Flush: 150 * time.Microsecond}
+	return benchOptions{
+		cache: 600 * crashBucket, bucket: crashBucket, backing: []int64{8 << 20}, cacheLatency: fast, backingLatency: fast,
+		dir: t.TempDir(), breaks: true,
+	}
 }
 
 // simulate runs fn in a simulation on a set as o says.
@@ -40,16 +58,26 @@ func simulate(t *testing.T, seed uint64, limit time.Duration, o benchOptions, fn
 	s.Limit = limit
 	var failed error
 	err := s.Run(func() {
-		b := &bench{rt: s.Runtime(), dir: o.dir}
+		b := &bench{rt: s.Runtime(), dir: o.dir, power: new(blockdev.Power)}
 		disk := func(size int64, l blockdev.Latency) blockdev.Device {
-			d, err := blockdev.Memory(size, blockdev.MemoryOptions{Runtime: b.rt})
+			m, err := blockdev.Memory(size, blockdev.MemoryOptions{Runtime: b.rt})
 			if err != nil {
 				panic(err)
 			}
-			if l == (blockdev.Latency{}) {
+			d := blockdev.Device(m)
+			if l != (blockdev.Latency{}) {
+				d = blockdev.NewDelaying(d, l)
+			}
+			if !o.breaks {
 				return d
 			}
-			return blockdev.NewDelaying(d, l)
+			c, err := blockdev.NewCrashable(d, blockdev.CrashableOptions{Power: b.power})
+			if err != nil {
+				panic(err)
+			}
+			f := blockdev.NewFaulty(c, seed)
+			b.disks, b.faults = append(b.disks, c), append(b.faults, f)
+			return f
 		}
 		b.cache = disk(o.cache, o.cacheLatency)
 		for _, size := range o.backing {
@@ -105,6 +133,83 @@ func (b *bench) reopen(mode string) error {
 	}
 	b.set = nil
 	return b.open(mode)
+}
+
+// left returns what is left of the devices when the power is cut now.
+func (b *bench) left(strength blockdev.Strength) ([]blockdev.Device, error) {
+	b.power.Cut()
+	rng := rand.New(rand.NewPCG(1, uint64(strength)))
+	var left []blockdev.Device
+	for _, d := range b.disks {
+		m, err := d.Crash(rng, strength)
+		if err != nil {
+			return nil, err
+		}
+		m.SetRuntime(b.rt)
+		left = append(left, m)
+	}
+	return left, nil
+}
+
+// cut cuts the power and opens what is left. What was in memory is gone, the runtime directory too.
+func (b *bench) cut(strength blockdev.Strength) error {
+	left, err := b.left(strength)
+	if err != nil {
+		return err
+	}
+	_ = b.set.Close(context.Background()) // without power it fails
+	b.set, b.dir = nil, ""
+	b.cache, b.backing = left[0], left[1:]
+	return b.open("")
+}
+
+// attribute sets one of the first volume's.
+func (b *bench) attribute(name, value string) error {
+	return b.set.SetAttribute(context.Background(), b.volumes[0].Name(), name, value)
+}
+
+// page returns 4 KiB of one byte.
+func page(c byte) []byte { return bytes.Repeat([]byte{c}, 4096) }
+
+// expect reads 4 KiB of the first volume, which should be of that byte.
+func (b *bench) expect(off int64, want byte) error {
+	got := make([]byte, 4096)
+	if err := b.volumes[0].ReadAt(context.Background(), got, off); err != nil {
+		return err
+	}
+	if !bytes.Equal(got, page(want)) {
+		return fmt.Errorf("offset %d reads as %q..., want %q", off, got[:8], want)
+	}
+	return nil
+}
+
+// storeDirty stores data in the cache alone, as a kernel does in writeback mode.
+func storeDirty(set *CacheSet, v *Volume, off int64, p []byte) error {
+	io, err := blockdev.NewIO(set.cache, 1)
+	if err != nil {
+		return err
+	}
+	defer io.Close()
+	s, inode := set.set, v.v.Inode()
+	at, end := uint64(crashOffset+off)/512, uint64(crashOffset+off+int64(len(p)))/512
+	for at < end {
+		s.Lock()
+		ptr, n := s.SpaceLocked(bucket.ForDirty, inode, at, uint32(end-at), 99)
+		s.Unlock()
+		if n == 0 {
+			s.Runtime().Sleep(100 * time.Millisecond)
+			continue
+		}
+		if err := io.WriteAt(p[:n*512], int64(ptr.Sector())*512, 0); err != nil {
+			return err
+		}
+		at, p = at+uint64(n), p[n*512:]
+		in := cacheset.Insertion{Keys: []ondisk.Key{ondisk.NewExtent(inode, at, n, ptr, true)}, Pinned: true}
+		if err := s.Insert(&in); err != nil {
+			return err
+		}
+	}
+	return s.Sync()
 }
 
 // Case 12: a write that goes round the cache meets a read.
