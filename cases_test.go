@@ -34,6 +34,7 @@ type bench struct {
 
 type benchOptions struct {
 	cache, bucket  int64
+	block          int64 // default: Format's
 	backing        []int64
 	cacheLatency   blockdev.Latency
 	backingLatency blockdev.Latency
@@ -84,7 +85,7 @@ func simulate(t *testing.T, seed uint64, limit time.Duration, o benchOptions, fn
 			b.backing = append(b.backing, disk(size, o.backingLatency))
 		}
 		ctx := context.Background()
-		_, failed = offline.Format(ctx, offline.FormatOptions{Cache: b.cache, Backing: b.backing, Bucket: o.bucket})
+		_, failed = offline.Format(ctx, offline.FormatOptions{Cache: b.cache, Backing: b.backing, Bucket: o.bucket, Block: o.block})
 		if failed == nil {
 			failed = b.open(o.mode)
 		}

@@ -84,6 +84,16 @@ func openFlash(ctx context.Context, e *sim.Env) (*sim.System, error) {
 	return s, nil
 }
 
+// addFlash makes a flash-only volume "flash".
+func addFlash(set *CacheSet, size int64) error {
+	return set.set.ChangeSlots(func(slots []ondisk.UUIDEntry) error {
+		slots[7] = ondisk.UUIDEntry{
+			UUID: ondisk.UUID{7}, Label: [32]byte{'f', 'l', 'a', 's', 'h'}, Flags: ondisk.UUIDFlashOnly, Sectors: uint64(size) / 512,
+		}
+		return nil
+	})
+}
+
 // flashLoop is a loop with a flash-only volume, all of whose data is dirty: the cache has the only copy.
 func flashLoop(seed uint64) sim.Loop {
 	const size = 1 << 20
@@ -98,10 +108,7 @@ func flashLoop(seed uint64) sim.Loop {
 		if err != nil {
 			return err
 		}
-		err = set.set.ChangeSlots(func(slots []ondisk.UUIDEntry) error {
-			slots[7] = ondisk.UUIDEntry{UUID: ondisk.UUID{7}, Label: [32]byte{'f', 'l', 'a', 's', 'h'}, Flags: ondisk.UUIDFlashOnly, Sectors: size / 512}
-			return nil
-		})
+		err = addFlash(set, size)
 		if cerr := set.Close(ctx); err == nil {
 			err = cerr
 		}

@@ -1,0 +1,249 @@
+package ubcache
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ubcache/ubcache/internal/blockdev"
+	"github.com/ubcache/ubcache/internal/cacheset"
+	"github.com/ubcache/ubcache/internal/ondisk"
+	"github.com/ubcache/ubcache/internal/rt"
+)
+
+// A large write comes to its turn where small ones hit its range without pause.
+func TestLargeWriteBesideSmallOnes(t *testing.T) {
+	simulate(t, 1, time.Hour, breakable(t), func(b *bench) error {
+		ctx, v := context.Background(), b.volumes[0]
+		if err := b.attribute("cache_mode", "writearound"); err != nil {
+			return err
+		}
+		var group rt.WaitGroup
+		group.Init(b.rt)
+		const writers, most = 16, 2000
+		var failed error
+		small, done := 0, false
+		for w := range int64(writers) {
+			group.Go("small", func() {
+				for !done && failed == nil && small < most {
+					if err := v.WriteAt(ctx, page('s'), w*4096, 0); err != nil {
+						failed = err
+					}
+					small++
+					b.rt.Sleep(time.Duration(b.rt.Uint64N(20000)))
+				}
+			})
+		}
+		b.rt.Sleep(time.Millisecond)
+		before, after := small, 0
+		group.Go("large", func() {
+			if err := v.WriteAt(ctx, make([]byte, writers*4096), 0, 0); err != nil {
+				failed = err
+			}
+			after, done = small, true
+		})
+		group.Wait()
+		if failed == nil && after-before > 2*writers {
+			failed = fmt.Errorf("%d small writes by %d clients went before a large one", after-before, writers)
+		}
+		return failed
+	})
+}
+
+// Close ends soon after its context does, also where the cache device hangs.
+func TestCloseWhereTheCacheHangs(t *testing.T) {
+	simulate(t, 1, 2*time.Hour, breakable(t), func(b *bench) error {
+		if err := b.cacheOnDisk(); err != nil {
+			return err
+		}
+		b.faults[0].Add(blockdev.Fault{Purposes: []blockdev.Purpose{blockdev.ForPrio}, Ops: []blockdev.Op{blockdev.OpWrite}, Hang: 40 * time.Minute})
+		ctx, cancel := b.rt.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		begin := b.rt.Now()
+		err := b.set.Close(ctx)
+		b.set = nil
+		if !errors.Is(err, cacheset.ErrHangs) {
+			return fmt.Errorf("Close: %v; want ErrHangs", err)
+		}
+		if took := b.rt.Now() - begin; took > time.Minute {
+			return fmt.Errorf("Close had 5 s and took %v", took)
+		}
+		return nil
+	})
+}
+
+// A volume that is being opened while the set is closed is not left open.
+func TestOpenVolumeBesideClose(t *testing.T) {
+	for _, pause := range []time.Duration{0, 3 * time.Millisecond, 12 * time.Millisecond} {
+		t.Run(pause.String(), func(t *testing.T) {
+			simulate(t, 1, time.Hour, breakable(t), func(b *bench) error {
+				ctx := context.Background()
+				late, err := b.twin(func(sb *ondisk.Superblock) { sb.UUID = ondisk.UUID{9} })
+				if err != nil {
+					return err
+				}
+				slow := blockdev.NewDelaying(late, blockdev.Latency{Flush: 5 * time.Millisecond})
+				var group rt.WaitGroup
+				group.Init(b.rt)
+				var v *Volume
+				group.Go("open", func() { v, err = b.set.OpenVolume(ctx, VolumeOptions{Name: "late", BackingDevice: slow}) })
+				b.rt.Sleep(pause)
+				cerr := b.set.Close(ctx)
+				b.set = nil
+				group.Wait()
+				switch {
+				case cerr != nil:
+					return cerr
+				case v != nil && v.WriteAt(ctx, page('q'), 0, 0) == nil:
+					return errors.New("a volume of a closed set takes writes")
+				case v == nil && !errors.Is(err, ErrClosed):
+					return fmt.Errorf("OpenVolume: %v; want ErrClosed", err)
+				}
+				return nil // the simulation says if anything of the volume still runs
+			})
+		})
+	}
+}
+
+// simulateFlash runs fn on a set with one flash-only volume.
+func simulateFlash(t *testing.T, buckets, bucket, size int64, fn func(b *bench) error) {
+	t.Helper()
+	o := benchOptions{
+		cache: buckets * bucket, bucket: bucket, block: 512, dir: t.TempDir(),
+		cacheLatency: blockdev.Latency{Read: 80 * time.Microsecond, Write: 200 * time.Microsecond, Flush: 1500 * time.Microsecond, Parallel: 32},
+	}
+	simulate(t, 1, time.Hour, o, func(b *bench) error {
+		if err := addFlash(b.set, size); err != nil {
+			return err
+		}
+		v, err := b.set.OpenVolume(context.Background(), VolumeOptions{Name: "flash", Flash: "flash"})
+		if err != nil {
+			return err
+		}
+		b.volumes = append(b.volumes, v)
+		return fn(b)
+	})
+}
+
+// Writes of a flash-only volume may need more buckets than are ready at a time.
+func TestFlashOnlyLargeWrites(t *testing.T) {
+	for _, bucket := range []int64{8 << 10, 64 << 10} {
+		t.Run(fmt.Sprint(bucket), func(t *testing.T) {
+			simulateFlash(t, 2000, bucket, 500*bucket, func(b *bench) error {
+				ctx, v := context.Background(), b.volumes[0]
+				var group rt.WaitGroup
+				group.Init(b.rt)
+				const large = 1 << 20
+				next, failed := int64(0), error(nil)
+				for range 16 {
+					group.Go("writer", func() {
+						for failed == nil && next+large <= v.Size() {
+							off := next
+							next += large
+							if err := v.WriteAt(ctx, bytes.Repeat([]byte{byte('A' + off/large)}, large), off, 0); err != nil {
+								failed = fmt.Errorf("offset %d of %d: %w; %+v", off, v.Size(), err, b.set.Stats())
+							}
+						}
+					})
+				}
+				group.Wait()
+				for off := int64(0); off < next && failed == nil; off += large / 4 {
+					failed = b.expect(off, byte('A'+off/large))
+				}
+				return failed
+			})
+		})
+	}
+}
+
+// A flash-only volume larger than the cache runs out of space, which is no failure of the set: what was acknowledged
+// is there, and what is discarded makes room.
+func TestFlashOnlyFullCache(t *testing.T) {
+	const size, part = 8 << 20, 64 << 10
+	simulateFlash(t, 600, 8<<10, size, func(b *bench) error {
+		ctx, v := context.Background(), b.volumes[0]
+		fill := func(c byte) (written int64, err error) {
+			for off := int64(0); off+part <= size; off += part {
+				if err := v.WriteAt(ctx, bytes.Repeat([]byte{c}, part), off, 0); err != nil {
+					return off, err
+				}
+			}
+			return size, nil
+		}
+		written, err := fill('A')
+		if !errors.Is(err, ErrNoSpace) || !errors.Is(err, unix.ENOSPC) {
+			return fmt.Errorf("after %d bytes: %v; want ErrNoSpace", written, err)
+		}
+		if written < 2<<20 {
+			return fmt.Errorf("no space after %d bytes: %+v", written, b.set.Stats())
+		}
+		if err := b.set.Err(); err != nil {
+			return err
+		}
+		for off := int64(0); off < written; off += part {
+			if err := b.expect(off, 'A'); err != nil {
+				return err
+			}
+		}
+		if err := v.Discard(ctx, 0, size); err != nil {
+			return err
+		}
+		if again, err := fill('B'); !errors.Is(err, ErrNoSpace) || again < written/2 {
+			return fmt.Errorf("after a discard of all there is room for %d bytes, before it was %d: %v", again, written, err)
+		}
+		return b.expect(0, 'B')
+	})
+}
+
+// What covers thousands of extents lets others have the set's lock in between.
+func TestLookupsBesideLargeRequests(t *testing.T) {
+	const pieces = 3000
+	ctx := context.Background()
+	requests := map[string]struct {
+		do    func(v *Volume) error
+		count func(s VolumeStats) uint64 // of requests whose extents have been looked up
+	}{
+		"discard": {func(v *Volume) error { return v.Discard(ctx, 0, pieces*1024) }, func(s VolumeStats) uint64 { return s.Discards }},
+		"zeroes":  {func(v *Volume) error { return v.WriteZeroes(ctx, 0, pieces*1024, 0) }, func(s VolumeStats) uint64 { return s.Zeroes }},
+		"read": {
+			func(v *Volume) error { return v.ReadAt(ctx, make([]byte, pieces*1024), 0) },
+			func(s VolumeStats) uint64 { return s.Reads },
+		},
+	}
+	for name, r := range requests {
+		t.Run(name, func(t *testing.T) {
+			o := breakable(t)
+			o.cache, o.bucket = 600*64<<10, 64<<10
+			simulate(t, 1, time.Hour, o, func(b *bench) error {
+				v := b.volumes[0]
+				if err := b.attribute("sequential_cutoff", "0"); err != nil {
+					return err
+				}
+				for i := range int64(pieces) { // no two are neighbours
+					if err := v.WriteAt(ctx, page('p')[:512], i*1024, 0); err != nil {
+						return err
+					}
+				}
+				var group rt.WaitGroup
+				group.Init(b.rt)
+				done, failed := false, error(nil)
+				group.Go("request", func() { failed, done = r.do(v), true })
+				turns := 0
+				for !done && r.count(v.Stats()) == 0 {
+					turns++
+					b.rt.Yield()
+				}
+				group.Wait()
+				if failed == nil && turns < 5 { // two of them before and after
+					failed = fmt.Errorf("%d turns for others while %d extents were looked up", turns, 2*pieces)
+				}
+				return failed
+			})
+		})
+	}
+}
