@@ -30,10 +30,10 @@ type victim struct {
 }
 
 // killed serves sets, loads them over several connections, and kills the server, twenty times in all for each round.
-// What was acknowledged must be there at the next start, and stay as it is. It returns copies of the images as some
-// kills left them, without what the server keeps in its runtime directory: what was flushed must be there for a
-// kernel.
-func killed(t *testing.T, p *place) (copies []*exhibit) {
+// What was acknowledged must be there at the next start, and stay as it is. It returns the sets, stopped in order at
+// last, and copies of the images as some kills left them, without what the server keeps in its runtime directory: what
+// was flushed must be there for a kernel.
+func killed(t *testing.T, p *place) (exhibits []*exhibit) {
 	seed := uint64(time.Now().UnixNano())
 	if s := os.Getenv("UBCACHE_SEED"); s != "" {
 		n, err := strconv.ParseUint(s, 10, 64)
@@ -52,18 +52,18 @@ func killed(t *testing.T, p *place) (copies []*exhibit) {
 				p := &place{t: t, kernel: "none", dir: p.dir, share: p.share}
 				processors <- struct{}{}
 				defer func() { <-processors }()
-				c := make(p).kill(p, rand.New(rand.NewPCG(seed, uint64(i))))
+				e := make(p).kill(p, rand.New(rand.NewPCG(seed, uint64(i))))
 				mu.Lock()
 				defer mu.Unlock()
-				copies = append(copies, c...)
+				exhibits = append(exhibits, e...)
 			})
 		}
 		start("fresh", 0, func(p *place) *victim { return p.freshVictim(13 * n) })
 		start("dirty", 1, func(p *place) *victim { return p.dirtyVictim("wb-crash-6.1", 512, 4*n) })
 		start("dirty-4k", 2, func(p *place) *victim { return p.dirtyVictim("moving-gc", 4*kib, 3*n) })
 	})
-	slices.SortFunc(copies, func(a, b *exhibit) int { return strings.Compare(a.name, b.name) })
-	return copies
+	slices.SortFunc(exhibits, func(a, b *exhibit) int { return strings.Compare(a.name, b.name) })
+	return exhibits
 }
 
 // freshVictim formats a set with a volume in writethrough and one in writearound. The cache is smaller than what is
@@ -112,6 +112,7 @@ func (p *place) dirtyVictim(name string, block int64, kills int) *victim {
 	return v
 }
 
+// kill does that to one set.
 func (v *victim) kill(p *place, rnd *rand.Rand) (copies []*exhibit) {
 	t := p.t
 	for k := range v.kills {
@@ -147,10 +148,13 @@ func (v *victim) kill(p *place, rnd *rand.Rand) (copies []*exhibit) {
 	v.lookAt(s)
 	v.load(s, 300*time.Millisecond, s.stop) // in order, and under load
 	s = v.serve(t)
-	now := v.lookAt(s)
+	e := &exhibit{diskSet: v.diskSet, want: v.lookAt(s), history: map[string]string{}}
 	s.stop()
-	v.atRest(t, now)
-	return copies
+	v.atRest(t, e.want)
+	for _, name := range v.served() {
+		e.history[name] = v.history(t, v.dir, name)
+	}
+	return append(copies, e)
 }
 
 // lookAt demands that every acknowledged write is there, and returns what is.

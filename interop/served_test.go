@@ -19,7 +19,7 @@ import (
 type exhibit struct {
 	*diskSet
 	want    map[string]content // by volume
-	history map[string]string  // by volume: the file that fx check takes; none: what is wanted is all there is to say
+	history map[string]string  // by volume: the file that fx check takes; none where others have written too
 	copy    bool               // as a kill left it: every kernel gets the same, and may not change it
 	spoiled bool               // what a kernel made of it was wrong
 }
@@ -176,7 +176,7 @@ func (s *show) judge(t *testing.T, e *exhibit) {
 	}
 	v.stop()
 	e.atRest(t, now)
-	e.want = now
+	e.want, e.history = now, nil
 }
 
 // attaches tells whether a kernel will attach a backing device to its set: it names one, and its blocks are not smaller
