@@ -225,7 +225,7 @@ func (v *victim) load(s *server, after time.Duration, end func()) {
 		}
 		spec := fmt.Sprintf("seed=%d,ops=10000000,min=%d,max=16k,align=%d,len=%d,threads=6,conns=3,flush=%d,fua=13,zero=17", 50000+v.seed, v.block, v.block, length, 60+40*i)
 		w := exec.Command(fx(s.t), "write", s.uri(name), name, spec)
-		w.Stdout = log
+		w.Stdout, w.Stderr = log, log
 		r := exec.Command(fx(s.t), "hash", s.uri(name)) // fills the cache; what it reads is of no interest
 		for _, c := range []*exec.Cmd{w, r} {
 			if err := c.Start(); err != nil {
@@ -239,10 +239,11 @@ func (v *victim) load(s *server, after time.Duration, end func()) {
 	for _, r := range readers {
 		r.Wait()
 	}
-	for _, w := range writers {
+	for i, w := range writers {
 		var exit *exec.ExitError
 		if err := w.Wait(); !errors.As(err, &exit) || exit.ExitCode() != 3 {
-			s.t.Errorf("%v ended with %v, not by the loss of its connection", w.Args, err)
+			b, _ := os.ReadFile(v.writes(v.served()[i]))
+			s.t.Errorf("%v ended with %v, not by the loss of its connection:\n%s", w.Args, err, tail(string(b), 5))
 		}
 	}
 }
