@@ -294,3 +294,59 @@ func TestLivesInARow(t *testing.T) {
 		l.Run(t)
 	}
 }
+
+// TestKillsWithoutRuntimeDir kills the process where it has no folder in memory: writes wait for the journal.
+func TestKillsWithoutRuntimeDir(t *testing.T) {
+	for _, seed := range sim.Seeds(1) {
+		l := dirtyLoop(seed, "changing", 100)
+		build := l.Build
+		l.Build = func(ctx context.Context, e *sim.Env) (*sim.System, error) {
+			e.Dir = ""
+			return build(ctx, e)
+		}
+		l.Reopen = l.Build
+		l.Kill, l.Lives, l.Step = true, 2, crashStep(50)
+		l.Run(t)
+	}
+}
+
+// largeBlockLoop is a loop with blocks of 4 KiB, larger buckets and volumes, and slow backing devices.
+func largeBlockLoop(seed uint64) sim.Loop {
+	const bucket = 32 << 10
+	l := crashLoop(seed, "changing")
+	blocks := blockdev.MemoryOptions{LogicalBlock: 4096, PhysicalBlock: 4096}
+	slow := []blockdev.Latency{
+		{Read: 3 * time.Millisecond, Write: 5 * time.Millisecond, Flush: 8 * time.Millisecond, Jitter: 1, Parallel: 8},
+		{Read: 100 * time.Microsecond, Write: 3 * time.Millisecond, Flush: 30 * time.Millisecond, Jitter: 1, Parallel: 8},
+	}
+	l.Disks, l.Volumes = []sim.Disk{{Size: 520 * bucket, Options: blocks}}, nil
+	for i, size := range []int64{12 << 20, 9 << 20} {
+		l.Disks = append(l.Disks, sim.Disk{Size: size + crashOffset, Options: blocks, Latency: slow[i]})
+		l.Volumes = append(l.Volumes, sim.Volume{Size: size, Block: 4096})
+	}
+	l.Prepare = func(ctx context.Context, e *sim.Env) error {
+		o := offline.FormatOptions{Cache: e.Devices[0], Backing: e.Devices[1:], Bucket: bucket, Block: 4096, SetUUID: ondisk.UUID{1, 2, 3}}
+		if _, err := offline.Format(ctx, o); err != nil {
+			return err
+		}
+		for i, v := range l.Volumes {
+			if err := sim.FillDevice(e.Devices[i+1], crashOffset, i, v); err != nil {
+				return err
+			}
+		}
+		return fillCache(ctx, e, "writethrough")
+	}
+	l.Workload = sim.Workload{
+		Requests: 300, Clients: 12, Large: 64, Weights: sim.Weights{Read: 30, Write: 20, FUA: 5, Flush: 10, Discard: 15, Zeroes: 15},
+	}
+	return l
+}
+
+// TestPowerCutsWithLargeBlocks cuts the power of a set with blocks of 4 KiB.
+func TestPowerCutsWithLargeBlocks(t *testing.T) {
+	for _, seed := range sim.Seeds(1) {
+		l := largeBlockLoop(seed)
+		l.Step = crashStep(100)
+		l.Run(t)
+	}
+}
