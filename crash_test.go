@@ -344,6 +344,9 @@ func largeBlockLoop(seed uint64) sim.Loop {
 
 // TestPowerCutsWithLargeBlocks cuts the power of a set with blocks of 4 KiB.
 func TestPowerCutsWithLargeBlocks(t *testing.T) {
+	if testing.Short() {
+		t.Skip("TestPowerCuts is done")
+	}
 	for _, seed := range sim.Seeds(1) {
 		l := largeBlockLoop(seed)
 		l.Step = crashStep(100)

@@ -78,6 +78,9 @@ func TestDirtyPowerCuts(t *testing.T) {
 
 // TestDirtyPowerCutsWithFUA is the same with hardly a flush: what is durable is so by FUA, also round dirty data.
 func TestDirtyPowerCutsWithFUA(t *testing.T) {
+	if testing.Short() {
+		t.Skip("TestDirtyPowerCuts is done")
+	}
 	for _, seed := range sim.Seeds(1) {
 		l := dirtyLoop(seed, "none", 300)
 		l.Workload.Weights = sim.Weights{Read: 10, Write: 20, FUA: 30, Flush: 1, Discard: 10, Zeroes: 20}
@@ -88,6 +91,9 @@ func TestDirtyPowerCutsWithFUA(t *testing.T) {
 
 // TestKillsOfDirtySets kills the process, twice in a row, where there is dirty data.
 func TestKillsOfDirtySets(t *testing.T) {
+	if testing.Short() {
+		t.Skip("TestKillsWithoutRuntimeDir is done")
+	}
 	for _, seed := range sim.Seeds(1) {
 		l := dirtyLoop(seed, "changing", 150)
 		l.Kill, l.Lives, l.Step = true, 2, crashStep(50)
