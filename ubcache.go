@@ -13,6 +13,7 @@ import (
 	"github.com/ubcache/ubcache/internal/blockdev"
 	"github.com/ubcache/ubcache/internal/cacheset"
 	"github.com/ubcache/ubcache/internal/journal"
+	"github.com/ubcache/ubcache/internal/ondisk"
 	"github.com/ubcache/ubcache/internal/volume"
 )
 
@@ -27,6 +28,10 @@ type Options struct {
 	// with it the death of the process loses nothing acknowledged, and writes need not wait for the journal to be
 	// acknowledged. Default: none, so that each write waits.
 	RuntimeDir string
+
+	// Volumes are what will be opened on the set. Their backing devices are judged first: where one is refused, nothing
+	// is written to any device.
+	Volumes []VolumeOptions
 
 	NodeCache int64        // bytes of the index kept in memory, at most; default 256 MiB
 	Engine    string       // "uring" or "pread"; default: uring where the system has it
@@ -65,6 +70,9 @@ func Open(ctx context.Context, o Options) (_ *CacheSet, err error) {
 		}
 		s.owned = true
 	}
+	if err := judge(s.cache, o.Volumes); err != nil {
+		return nil, err
+	}
 	opt := cacheset.Options{NodeCache: o.NodeCache, Logger: o.Logger}
 	if o.RuntimeDir != "" {
 		if s.shared, err = openShared(s.cache, o.RuntimeDir); err != nil {
@@ -81,14 +89,51 @@ func Open(ctx context.Context, o Options) (_ *CacheSet, err error) {
 	return s, nil
 }
 
-// openShared opens the mapping that belongs to the set on a device.
-func openShared(dev blockdev.Device, dir string) (*journal.Shared, error) {
+// judge says which of the backing devices cannot be volumes of the set on a cache device. It reads only.
+func judge(cache blockdev.Device, volumes []VolumeOptions) error {
+	if len(volumes) == 0 {
+		return nil
+	}
+	set, err := readSuper(cache)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, v := range volumes {
+		if v.Flash != "" {
+			continue
+		}
+		dev := v.BackingDevice
+		if dev == nil {
+			if dev, err = blockdev.Open(v.Backing, blockdev.Options{ReadOnly: true, NoLock: true}); err != nil {
+				errs = append(errs, err)
+				continue
+			}
+		}
+		sb, err := readSuper(dev)
+		if err == nil {
+			_, err = volume.Accept(sb, dev.Info(), set.SetUUID, uint32(set.BlockSize))
+		}
+		if v.BackingDevice == nil {
+			err = errors.Join(err, dev.Close())
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func readSuper(dev blockdev.Device) (*ondisk.Superblock, error) {
 	io, err := blockdev.NewIO(dev, 1)
 	if err != nil {
 		return nil, err
 	}
-	defer io.Close()
 	sb, err := cacheset.ReadSuperblock(io)
+	return sb, errors.Join(err, io.Close())
+}
+
+// openShared opens the mapping that belongs to the set on a device.
+func openShared(dev blockdev.Device, dir string) (*journal.Shared, error) {
+	sb, err := readSuper(dev)
 	if err != nil {
 		return nil, err
 	}

@@ -183,13 +183,25 @@ func (s *serving) openDevices(context.Context) error {
 	return nil
 }
 
+// backing returns what the engine is told of the volumes that have a backing device.
+func (s *serving) backing() (list []ubcache.VolumeOptions) {
+	for i, n := range s.Volumes {
+		o := ubcache.VolumeOptions{Name: n.Name, Backing: n.Device}
+		if s.devices != nil {
+			o.Backing, o.BackingDevice = "", s.devices[1+i]
+		}
+		list = append(list, o)
+	}
+	return list
+}
+
 // openSet opens the set, by path or on the device opened before.
 func (s *serving) openSet(ctx context.Context) error {
 	dir, err := s.runtimeDir()
 	if err != nil {
 		return err
 	}
-	o := ubcache.Options{Cache: s.Cache, RuntimeDir: dir, NodeCache: s.NodeCache, Engine: s.Engine, Logger: s.Log}
+	o := ubcache.Options{Cache: s.Cache, RuntimeDir: dir, NodeCache: s.NodeCache, Engine: s.Engine, Logger: s.Log, Volumes: s.backing()}
 	if s.devices != nil {
 		o.Cache, o.CacheDevice = "", s.devices[0]
 	}
@@ -219,11 +231,7 @@ func (s *serving) openVolumes(ctx context.Context) error {
 		s.served.Volumes = append(s.served.Volumes, ServedVolume{Name: o.Name, Size: v.Size()})
 		return nil
 	}
-	for i, n := range s.Volumes {
-		o := ubcache.VolumeOptions{Name: n.Name, Backing: n.Device}
-		if s.devices != nil {
-			o.Backing, o.BackingDevice = "", s.devices[1+i]
-		}
+	for _, o := range s.backing() {
 		if err := add(o); err != nil {
 			return err
 		}

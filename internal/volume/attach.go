@@ -33,18 +33,12 @@ func Open(set *cacheset.Set, dev blockdev.Device) (_ *Volume, err error) {
 	}
 	v.super.Store(sb)
 	info := dev.Info()
-	switch {
-	case !sb.IsBacking():
-		return nil, fmt.Errorf("%s: version %d is that of a cache device; a backing device is wanted here", info.Name, sb.Version)
-	case uint32(sb.BlockSize) < set.Geometry().BlockSectors:
-		return nil, fmt.Errorf("%s: %w: %d and %d sectors", info.Name, ErrBlockSize, sb.BlockSize, set.Geometry().BlockSectors)
+	size, err := Accept(sb, info, set.UUID(), set.Geometry().BlockSectors)
+	if err != nil {
+		return nil, err
 	}
 	block := int64(sb.BlockSize) * ondisk.SectorSize
 	v.first = sb.DataOffset()
-	size := (info.Size - int64(v.first)*ondisk.SectorSize) / block * block
-	if size <= 0 {
-		return nil, fmt.Errorf("%s: no room for data behind sector %d", info.Name, v.first)
-	}
 	if !set.Claim(sb.UUID) {
 		return nil, fmt.Errorf("%s: %w: a volume of that uuid, %v, is open", info.Name, ErrAttached, sb.UUID)
 	}
@@ -55,6 +49,30 @@ func Open(set *cacheset.Set, dev blockdev.Device) (_ *Volume, err error) {
 	v.describe(info.Name, size, int(block))
 	v.config.Store(&Config{Mode: sb.CacheMode(), Strict: true, SequentialCutoff: DefaultSequentialCutoff})
 	return v, v.open()
+}
+
+// Accept judges a backing device by its superblock, for a set of that uuid with blocks of so many sectors. It returns how
+// many bytes of data the device has, or why it cannot be a volume of the set. Dirty data that the set does not know of
+// only an attach finds.
+func Accept(sb *ondisk.Superblock, info blockdev.Info, set ondisk.UUID, blockSectors uint32) (size int64, err error) {
+	state := sb.State()
+	block := int64(sb.BlockSize) * ondisk.SectorSize
+	size = info.Size - int64(sb.DataOffset())*ondisk.SectorSize
+	switch {
+	case !sb.IsBacking():
+		err = fmt.Errorf("version %d is that of a cache device; a backing device is wanted here", sb.Version)
+	case uint32(sb.BlockSize) < blockSectors:
+		err = fmt.Errorf("%w: %d bytes, and the set has %d; format it with --block %[3]d, after its data is safe elsewhere", ErrBlockSize,
+			block, blockSectors*ondisk.SectorSize)
+	case sb.SetUUID != set && (state == ondisk.StateClean || state == ondisk.StateDirty):
+		err = fmt.Errorf("%w, %v; its state is %v", ErrOtherSet, sb.SetUUID, state)
+	case size < block:
+		err = fmt.Errorf("no room for data behind sector %d", sb.DataOffset())
+	}
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", info.Name, err)
+	}
+	return size / block * block, nil
 }
 
 // OpenFlash opens a flash-only volume: name is its label or its slot.
@@ -120,9 +138,6 @@ func (v *Volume) attach() error {
 	sb := v.super.Load()
 	state := sb.State()
 	ours := sb.SetUUID == v.set.UUID()
-	if !ours && (state == ondisk.StateClean || state == ondisk.StateDirty) {
-		return fmt.Errorf("%w, %v; its state is %v", ErrOtherSet, sb.SetUUID, state)
-	}
 	// A slot counts only for a device that was attached to this set all the time since.
 	alive := ours && (state == ondisk.StateClean || state == ondisk.StateDirty)
 	now := uint32(v.rt.WallTime().Unix())

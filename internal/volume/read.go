@@ -185,9 +185,11 @@ func (o *op) fallBack() error {
 		}
 		v.log.Warn("the cache device could not be read; the backing device has the data", "volume", v.info.Name,
 			"sector", p.ptr.Sector(), "err", g.parts[p.part].Err)
-		v.set.Lock()
-		v.stats.CacheReadErrors++
-		v.set.Unlock()
+		if !o.retry { // else it was counted when it failed first
+			v.set.Lock()
+			v.stats.CacheReadErrors++
+			v.set.Unlock()
+		}
 		var second group
 		second.init(v)
 		second.add(false, blockdev.Request{
