@@ -120,6 +120,12 @@ func (n *Node) Load(g *ondisk.Geometry) (words, room int) {
 	return words, (int(n.ref.Sectors)*ondisk.SectorSize - ondisk.BSetHeaderBytes) / 8
 }
 
+// Crowded reports whether a leaf holds more than it may: insertions wait until it was rewritten.
+func (n *Node) Crowded(g *ondisk.Geometry) bool {
+	words, room := n.Load(g)
+	return words > growth*room
+}
+
 // roomFor reports whether a set of that many words can be appended.
 func (n *Node) roomFor(g *ondisk.Geometry, words int) bool {
 	return !n.full && int(n.used)+blocksOf(g, words) <= int(n.blocks)

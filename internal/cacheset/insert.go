@@ -44,18 +44,29 @@ const (
 // what it needs (room in the journal, a node, room in a leaf), the lock not held. An error means that the set has
 // failed or is closed.
 func (s *Set) Insert(in *Insertion) error {
-	in.begin()
-	return s.Resume(in)
+	in.next, in.Seq, in.Exposed, in.Stopped = 0, 0, false, false
+	for {
+		s.mu.Lock()
+		o, err := s.insertSomeLocked(in)
+		if err == nil && in.done() {
+			s.mu.Unlock()
+			return nil
+		}
+		if err != nil {
+			s.dropLocked(in)
+		}
+		s.mu.Unlock()
+		if err != nil {
+			return err
+		}
+		if err := s.provide(in, o); err != nil {
+			s.mu.Lock()
+			s.dropLocked(in)
+			s.mu.Unlock()
+			return err
+		}
+	}
 }
-
-// TryInsertLocked is Insert as far as it goes without waiting. If it returns false, Resume goes on from there.
-func (s *Set) TryInsertLocked(in *Insertion) bool {
-	in.begin()
-	_, err := s.insertSomeLocked(in)
-	return err == nil && in.done()
-}
-
-func (in *Insertion) begin() { in.next, in.Seq, in.Exposed, in.Stopped = 0, 0, false, false }
 
 func (in *Insertion) done() bool { return in.next == len(in.Keys) }
 
@@ -179,31 +190,6 @@ func (s *Set) provide(in *Insertion, o btree.Outcome) error {
 	return nil
 }
 
-// Resume goes on with an insertion that TryInsertLocked could not bring to its end.
-func (s *Set) Resume(in *Insertion) error {
-	for {
-		s.mu.Lock()
-		o, err := s.insertSomeLocked(in)
-		if err == nil && in.done() {
-			s.mu.Unlock()
-			return nil
-		}
-		if err != nil {
-			s.dropLocked(in)
-		}
-		s.mu.Unlock()
-		if err != nil {
-			return err
-		}
-		if err := s.provide(in, o); err != nil {
-			s.mu.Lock()
-			s.dropLocked(in)
-			s.mu.Unlock()
-			return err
-		}
-	}
-}
-
 // dropLocked gives up what is left of an insertion.
 func (s *Set) dropLocked(in *Insertion) {
 	s.journal.ReleaseLocked(&in.room)
@@ -228,7 +214,7 @@ func (s *Set) makeRoom(leaf *btree.Node) error {
 		if err := s.errLocked(); err != nil {
 			return err
 		}
-		if w, room := leaf.Load(&s.geo); leaf.Gone() || w <= 2*room {
+		if leaf.Gone() || !leaf.Crowded(&s.geo) {
 			return nil
 		}
 		s.queueLocked(leaf, true)

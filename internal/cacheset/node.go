@@ -9,9 +9,6 @@ import (
 	"github.com/ubcache/ubcache/internal/btree"
 )
 
-// A job is a node for a writer.
-type job struct{ node *btree.Node }
-
 // An aged is a node with keys that are not on the disk.
 type aged struct {
 	node  *btree.Node
@@ -119,7 +116,7 @@ func (s *Set) queueLocked(n *btree.Node, rewrite bool) {
 	}
 	if n.Mark&markQueued == 0 {
 		n.Mark |= markQueued
-		s.jobs = append(s.jobs, job{node: n})
+		s.jobs = append(s.jobs, n)
 		s.work.Signal()
 	}
 }
@@ -135,8 +132,8 @@ func (s *Set) write() {
 		if s.stop.Err() != nil || s.Err() != nil {
 			return
 		}
-		n := s.jobs[0].node
-		s.jobs[0] = job{}
+		n := s.jobs[0]
+		s.jobs[0] = nil
 		s.jobs = s.jobs[1:]
 		rewrite := n.Mark&markRewrite != 0
 		n.Mark &^= markQueued | markRewrite

@@ -2,14 +2,11 @@ package cacheset
 
 import (
 	"github.com/ubcache/ubcache/internal/blockdev"
-	"github.com/ubcache/ubcache/internal/bucket"
 	"github.com/ubcache/ubcache/internal/ondisk"
 	"github.com/ubcache/ubcache/internal/rt"
 )
 
 const (
-	metaUse = bucket.ForMeta
-
 	prioWrites = 4  // prio sets written at a time
 	prioHeader = 40 // bytes of a prio set before its entries
 )

@@ -2,6 +2,7 @@ package cacheset
 
 import (
 	"github.com/ubcache/ubcache/internal/btree"
+	"github.com/ubcache/ubcache/internal/bucket"
 	"github.com/ubcache/ubcache/internal/ondisk"
 )
 
@@ -12,9 +13,8 @@ const copySlice = 4096
 // node or of its parent is under way.
 //
 // Order: the new nodes, and the data that a leaf's keys point to, are durable before anything refers to them; the
-// parent's append, or the journal entry that
-// names a new root, is durable before the old node's bucket is let go, and with it the journal entries whose keys the
-// copy has (M1, V5). In between a crash finds the old node.
+// parent's append, or the journal entry that names a new root, is durable before the old node's bucket is let go, and
+// with it the journal entries whose keys the copy has (M1, V5). In between a crash finds the old node.
 func (s *Set) rewrite(n *btree.Node) error {
 	s.mu.Lock()
 	r, err := s.beginLocked(n)
@@ -158,7 +158,7 @@ func (s *Set) takeMetaLocked(n int) ([]ondisk.Ptr, error) {
 	list := make([]ondisk.Ptr, 0, n)
 	for {
 		for len(list) < n && s.table.CanAllocate() >= n-len(list) {
-			b, gen, ok := s.table.Allocate(metaUse)
+			b, gen, ok := s.table.Allocate(bucket.ForMeta)
 			if !ok {
 				break // some of the ready ones have been put aside
 			}

@@ -111,7 +111,7 @@ type Set struct {
 
 	loading  map[uint32]struct{} // buckets of nodes that are being read
 	torn     map[ondisk.Ptr]bool // nodes whose last append was torn, and does without
-	jobs     []job               // nodes to write
+	jobs     []*btree.Node       // nodes to write
 	work     rt.Cond             // for the writers
 	busy     int                 // writers at work
 	changed  rt.Cond             // a node was read, written, rewritten or let go
