@@ -57,11 +57,18 @@ func TestLargeWriteBesideSmallOnes(t *testing.T) {
 
 // Close ends soon after its context does, also where the cache device hangs.
 func TestCloseWhereTheCacheHangs(t *testing.T) {
+	for _, purpose := range []blockdev.Purpose{blockdev.ForPrio, blockdev.ForJournal} {
+		t.Run(purpose.String(), func(t *testing.T) { closeWhereTheCacheHangs(t, purpose) })
+	}
+}
+
+func closeWhereTheCacheHangs(t *testing.T, purpose blockdev.Purpose) {
+	t.Helper()
 	simulate(t, 1, 2*time.Hour, breakable(t), func(b *bench) error {
 		if err := b.cacheOnDisk(); err != nil {
 			return err
 		}
-		b.faults[0].Add(blockdev.Fault{Purposes: []blockdev.Purpose{blockdev.ForPrio}, Ops: []blockdev.Op{blockdev.OpWrite}, Hang: 40 * time.Minute})
+		b.faults[0].Add(blockdev.Fault{Purposes: []blockdev.Purpose{purpose}, Ops: []blockdev.Op{blockdev.OpWrite}, Hang: 40 * time.Minute})
 		ctx, cancel := b.rt.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
 		begin := b.rt.Now()

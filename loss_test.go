@@ -334,6 +334,21 @@ func TestFlushErrorIsTold(t *testing.T) {
 			})
 		})
 	}
+	t.Run("to a stop", func(t *testing.T) {
+		simulate(t, 1, time.Hour, breakable(t), func(b *bench) error {
+			if err := b.volumes[0].WriteAt(context.Background(), page('A'), 0, 0); err != nil {
+				return err
+			}
+			b.faults[1].Add(blockdev.Fault{Ops: []blockdev.Op{blockdev.OpFlush}, Count: 1})
+			b.rt.Sleep(10 * time.Second)
+			err := b.set.Close(context.Background())
+			b.set = nil
+			if err == nil {
+				return errors.New("all is well, although a flush failed since the write")
+			}
+			return nil
+		})
+	})
 }
 
 // The same holds for the cache device: a flush before a node is not repeated until it succeeds.

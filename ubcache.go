@@ -277,7 +277,11 @@ func (s *CacheSet) Close(ctx context.Context) error {
 	for _, v := range volumes {
 		errs = append(errs, v.close())
 	}
-	errs = append(errs, s.set.Close(ctx), s.release())
+	err := s.set.Close(ctx)
+	errs = append(errs, err)
+	if !errors.Is(err, cacheset.ErrHangs) { // else the device still has what it was asked, and memory of ours
+		errs = append(errs, s.release())
+	}
 	return errors.Join(errs...)
 }
 

@@ -498,21 +498,33 @@ func (s *Set) Close(ctx context.Context) error {
 	if err == nil {
 		err = s.journal.Sync(ctx)
 	}
-	if err == nil {
-		err = s.within(ctx, s.batch) // generations and priorities as they are; the entry that names them needs no older one
+	if err == nil && ctx.Err() == nil {
+		// Generations and priorities as they are; the entry that names them needs no older one.
+		s.running.Add(1)
+		err = s.within(ctx, func() error {
+			defer s.running.Done()
+			return s.batch()
+		})
 	}
 	if err == nil {
 		err = s.journal.WriteEntry(ctx) // where a batch was under way
 	}
 	s.cancel() // a batch of buckets under way is given up, a sweep too
-	last, cancel := s.rt.WithTimeout(context.Background(), closeLimit)
-	jerr := s.journal.Close(last) // the open entry always has a place
-	cancel()
-	s.mu.Lock()
-	s.wakeAllLocked()
-	s.mu.Unlock()
-	if !s.ended() {
-		return errors.Join(jerr, fmt.Errorf("%s: %w", s.info.Name, ErrHangs))
+	last, cancel := s.rt.WithTimeout(context.Background(), 2*closeLimit)
+	defer cancel()
+	var jerr error
+	ended := s.within(last, func() error {
+		entry, cancel := s.rt.WithTimeout(context.Background(), closeLimit)
+		jerr = s.journal.Close(entry) // the open entry always has a place
+		cancel()
+		s.mu.Lock()
+		s.wakeAllLocked()
+		s.mu.Unlock()
+		s.running.Wait()
+		return nil
+	})
+	if ended != nil {
+		return fmt.Errorf("%s: %w", s.info.Name, ErrHangs)
 	}
 	jerr = errors.Join(jerr, s.jio.Close(), s.io.Close())
 	s.pool.Trim(0)
@@ -525,49 +537,28 @@ func (s *Set) Close(ctx context.Context) error {
 	return errors.Join(err, jerr)
 }
 
-// ended waits for the set's goroutines, and gives up when they wait for the device for too long.
-func (s *Set) ended() bool {
-	over := false
-	s.rt.Go("end of the set's goroutines", func() {
-		s.running.Wait()
-		s.mu.Lock()
-		over = true
-		s.changed.Broadcast()
-		s.mu.Unlock()
-	})
-	ctx, cancel := s.rt.WithTimeout(context.Background(), closeLimit)
-	defer cancel()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for !over {
-		if s.changed.WaitContext(ctx) != nil {
-			return false
-		}
-	}
-	return true
-}
-
 // within runs fn, and leaves it alone when ctx ends.
-func (s *Set) within(ctx context.Context, fn func() error) (err error) {
+func (s *Set) within(ctx context.Context, fn func() error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	done := false
-	s.running.Go("end of the set", func() {
-		ferr := fn()
+	var done bool // guarded by the lock, like the outcome
+	var outcome error
+	s.rt.Go("end of the set", func() {
+		err := fn()
 		s.mu.Lock()
-		done, err = true, ferr
+		done, outcome = true, err
 		s.changed.Broadcast()
 		s.mu.Unlock()
 	})
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for !done {
-		if cerr := s.changed.WaitContext(ctx); cerr != nil {
-			return cerr
+		if err := s.changed.WaitContext(ctx); err != nil {
+			return err
 		}
 	}
-	return err
+	return outcome
 }
 
 // writeAllLocked has all nodes written that can be.

@@ -243,7 +243,7 @@ func (v *Volume) open() error {
 }
 
 // Close ends the volume when its queues are closed: the backing device is flushed, so that the index may say what it
-// has. The devices stay open. It returns what kept the flush from being made.
+// has. The devices stay open. It returns what kept this flush, or an earlier one that nobody was told of, from being made.
 func (v *Volume) Close() error {
 	if v.closed.Swap(true) {
 		return blockdev.ErrClosed
@@ -254,6 +254,9 @@ func (v *Volume) Close() error {
 	if !v.flash && v.back.queue != nil && v.set.Err() == nil {
 		err = v.flushBacking()
 	}
+	v.set.Lock()
+	err = errors.Join(v.failed, err)
+	v.set.Unlock()
 	v.release()
 	return err
 }
