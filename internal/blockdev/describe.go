@@ -56,7 +56,7 @@ func (f *file) describeFile(st *unix.Stat_t) {
 	if !f.info.ReadOnly {
 		// Beyond the end there is nothing to lose: this only asks whether holes can be made at all.
 		beyond := (st.Size + 1<<20) &^ (1<<20 - 1)
-		err := unix.Fallocate(f.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, beyond, 1<<20)
+		err := f.fallocate(unix.FALLOC_FL_PUNCH_HOLE, beyond, 1<<20)
 		f.info.CanDiscard = err == nil
 		f.info.DiscardZeroes = err == nil
 	}

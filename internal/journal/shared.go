@@ -78,7 +78,11 @@ func OpenShared(path string) (*Shared, error) {
 			return nil, err
 		}
 	}
-	if err := unix.Fallocate(int(f.Fd()), 0, 0, sharedBytes); err != nil {
+	err = unix.EINTR
+	for err == unix.EINTR { // the Go runtime's own signals interrupt it
+		err = unix.Fallocate(int(f.Fd()), 0, 0, sharedBytes)
+	}
+	if err != nil {
 		return nil, &os.PathError{Op: "fallocate", Path: path, Err: err}
 	}
 	mem, err := unix.Mmap(int(f.Fd()), 0, sharedBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)

@@ -135,7 +135,11 @@ func listenUnix(ctx context.Context, path string, mode uint32) (net.Listener, er
 		return nil, fmt.Errorf("nbd: listen: %w", err)
 	}
 	defer dir.Close()
-	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil {
+	err = unix.EINTR
+	for err == unix.EINTR {
+		err = unix.Flock(int(dir.Fd()), unix.LOCK_EX)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("nbd: listen: lock %s: %w", dir.Name(), err)
 	}
 	l, err := lc.Listen(ctx, "unix", path)
