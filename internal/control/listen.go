@@ -44,7 +44,11 @@ func Listen(path string) (net.Listener, error) {
 		return nil, fmt.Errorf("control socket: %w", err)
 	}
 	defer dir.Close()
-	if err := syscall.Flock(int(dir.Fd()), syscall.LOCK_EX); err != nil {
+	err = syscall.EINTR
+	for err == syscall.EINTR {
+		err = syscall.Flock(int(dir.Fd()), syscall.LOCK_EX)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("control socket: lock %s: %w", dir.Name(), err)
 	}
 	l, err := listen(path)
