@@ -1,0 +1,14 @@
+// Package writeback is the policy of writing dirty data back to a backing device: whether a write stays in the cache as
+// dirty data, how fast such data leaves it again, and in which pieces.
+//
+//	settings.go   what an operator sets; which writes go back
+//	rate.go       what a rate is made of
+//	plan.go       dirty extents
+//
+// Nothing here does I/O, waits, locks or asks for the time: volumes do, and pass it in, so that all of it is tested
+// without a set. A value is guarded by whoever owns it.
+//
+// Lengths and positions are in sectors, rates in sectors per second, times since any fixed point.
+//
+// Sources: B 1.6, 5.
+package writeback
