@@ -3,6 +3,7 @@
 //
 //	settings.go   what an operator sets; which writes go back
 //	rate.go       what a rate is made of
+//	idle.go       when it is the highest, for a set that nobody uses
 //	plan.go       dirty extents
 //
 // Nothing here does I/O, waits, locks or asks for the time: volumes do, and pass it in, so that all of it is tested
