@@ -2,8 +2,9 @@
 // dirty data, how fast such data leaves it again, and in which pieces.
 //
 //	settings.go   what an operator sets; which writes go back
-//	rate.go       what a rate is made of
+//	rate.go       the rate, from how much is dirty
 //	idle.go       when it is the highest, for a set that nobody uses
+//	limiter.go    the waits that keep the drain to the rate
 //	plan.go       dirty extents
 //
 // Nothing here does I/O, waits, locks or asks for the time: volumes do, and pass it in, so that all of it is tested
