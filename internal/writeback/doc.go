@@ -5,7 +5,7 @@
 //	rate.go       the rate, from how much is dirty
 //	idle.go       when it is the highest, for a set that nobody uses
 //	limiter.go    the waits that keep the drain to the rate
-//	plan.go       dirty extents
+//	plan.go       dirty extents in key order to writes of the backing device; halves of what was refused
 //
 // Nothing here does I/O, waits, locks or asks for the time: volumes do, and pass it in, so that all of it is tested
 // without a set. A value is guarded by whoever owns it.
