@@ -84,13 +84,10 @@ var volumeAttributes = []attr[*Volume]{
 	{"cache_hits", func(v *Volume) string { return fmt.Sprint(v.v.Stats().Hits) }, nil},
 	{"cache_miss_collisions", func(v *Volume) string { return fmt.Sprint(v.v.Stats().MissCollisions) }, nil},
 	{"cache_misses", func(v *Volume) string { return fmt.Sprint(v.v.Stats().Misses) }, nil},
-	{"cache_mode", func(v *Volume) string { return list(modes, int(effectiveMode(v.v))) }, func(v *Volume, value string) error {
+	{"cache_mode", func(v *Volume) string { return list(modes, int(v.v.Config().Mode)) }, func(v *Volume, value string) error {
 		i, err := word("cache_mode", value, modes)
 		if err != nil {
 			return err
-		}
-		if ondisk.CacheMode(i) == ondisk.Writeback {
-			return &ValueError{"cache_mode", value, "writethrough, writearound or none; writeback is not there yet"}
 		}
 		if v.v.Flash() {
 			return ErrReadOnlyAttribute
@@ -129,16 +126,7 @@ var (
 	states      = []string{"no cache", "clean", "dirty", "inconsistent"}
 )
 
-// effectiveMode returns how writes are cached: those of a volume that a kernel had in writeback mode go through.
-func effectiveMode(v *volume.Volume) ondisk.CacheMode {
-	m := v.Config().Mode
-	if m == ondisk.Writeback && !v.Flash() {
-		return ondisk.Writethrough
-	}
-	return m
-}
-
-func modeName(v *volume.Volume) string { return modes[effectiveMode(v)] }
+func modeName(v *volume.Volume) string { return modes[v.Config().Mode] }
 
 func stateName(v *volume.Volume) string {
 	if v.Flash() {

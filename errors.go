@@ -29,6 +29,15 @@ var (
 	ErrNoSlot    = cacheset.ErrNoSlot  // the set has had as many volumes as it can have
 )
 
+// What can be wrong with changes of volumes.
+var (
+	ErrDetached    = volume.ErrDetached    // not attached, or a detach is under way
+	ErrNoBacking   = volume.ErrNoBacking   // a flash-only volume has none
+	ErrFlashExists = volume.ErrFlashExists // there is one of that label
+	ErrFlashSize   = volume.ErrFlashSize   // no multiple of the block, too large, or less than before
+	ErrFlashLabel  = volume.ErrFlashLabel  // empty, too long, or a number
+)
+
 // What can be wrong with attributes.
 var (
 	ErrNoObject          = fmt.Errorf("no such object")

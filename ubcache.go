@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/ubcache/ubcache/internal/blockdev"
 	"github.com/ubcache/ubcache/internal/cacheset"
@@ -237,10 +238,12 @@ func (s *CacheSet) openVolume(o VolumeOptions) (_ *Volume, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if v.io, err = blockdev.NewIO(v.v, volumeDepth); err != nil {
+	io, err := blockdev.NewIO(v.v, volumeDepth)
+	if err != nil {
 		_ = v.v.Close()
 		return nil, err
 	}
+	v.io.Store(io)
 	return v, nil
 }
 
@@ -291,12 +294,13 @@ const volumeDepth = 64 // blocking calls at a time
 type Volume struct {
 	name    string
 	v       *volume.Volume
-	io      *blockdev.IO
+	io      atomic.Pointer[blockdev.IO]
+	old     []*blockdev.IO  // of a smaller volume
 	backing blockdev.Device // ours to close
 }
 
 func (v *Volume) close() error {
-	err := errors.Join(v.io.Close(), v.v.Close())
+	err := errors.Join(v.closeIO(), v.v.Close())
 	if v.backing != nil {
 		err = errors.Join(err, v.backing.Close())
 	}
@@ -337,7 +341,7 @@ func (v *Volume) ReadAt(ctx context.Context, p []byte, off int64) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	return v.io.ReadAt(p, off)
+	return v.io.Load().ReadAt(p, off)
 }
 
 // WriteAt stores p at byte offset off. Both off and len(p) are multiples of BlockSize; otherwise it returns
@@ -349,7 +353,7 @@ func (v *Volume) WriteAt(ctx context.Context, p []byte, off int64, flags WriteFl
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	return v.io.WriteAt(p, off, flags.device())
+	return v.io.Load().WriteAt(p, off, flags.device())
 }
 
 // Flush makes durable all writes that had returned when it was called.
@@ -357,7 +361,7 @@ func (v *Volume) Flush(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	return v.io.Flush()
+	return v.io.Load().Flush()
 }
 
 // Discard says that n bytes at off are not needed any more; what they read as afterwards is not said. Both are
@@ -366,7 +370,7 @@ func (v *Volume) Discard(ctx context.Context, off, n int64) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	return v.io.Discard(off, n)
+	return v.io.Load().Discard(off, n)
 }
 
 // WriteZeroes makes n bytes at off read as zeroes. Both are multiples of BlockSize.
@@ -374,7 +378,7 @@ func (v *Volume) WriteZeroes(ctx context.Context, off, n int64, flags WriteFlags
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	return v.io.WriteZeroes(off, n, flags.device())
+	return v.io.Load().WriteZeroes(off, n, flags.device())
 }
 
 // A BlockState says where the data of a part of a volume is.

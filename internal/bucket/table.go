@@ -115,9 +115,11 @@ func (t *Table) DirtySectors() uint64 { return t.dirty }
 
 // InUse returns which part of the buckets is in use, in percent, exactly and at any time: all but those that
 // are empty, clean, ready or about to be.
-func (t *Table) InUse() int {
-	n := len(t.entries)
-	return (n - t.counts[Empty] - t.counts[Clean] - t.counts[Ready] - t.counts[Inc]) * 100 / n
+func (t *Table) InUse() int { return t.Used() * 100 / len(t.entries) }
+
+// Used returns how many buckets these are.
+func (t *Table) Used() int {
+	return len(t.entries) - t.counts[Empty] - t.counts[Clean] - t.counts[Ready] - t.counts[Inc]
 }
 
 // Bucket returns the bucket that a pointer names, and whether it is one of this device.

@@ -12,8 +12,11 @@ type Guard interface{ WantedLocked() bool }
 // An Insertion is a change of the index: keys that take the place of whatever is there, and what came of it. It
 // belongs to one goroutine; one that is used again and again makes insertions free of allocations.
 type Insertion struct {
-	Keys  []ondisk.Key // leaf keys, whatever their order; Insert uses them up
-	Epoch uint64       // of clean keys: see btree.Tree.Insert
+	Keys []ondisk.Key // leaf keys, whatever their order; Insert uses them up
+	// Old, if not nil, has for each key what the index must still say of its range: where it lies, and whether as dirty.
+	// What the index says otherwise meanwhile stays, and is no error: see Replaced. Source: F 5.9.
+	Old   []ondisk.Key
+	Epoch uint64 // of clean keys: see btree.Tree.Insert
 	// Unjournalled keys are lost in a crash unless their leaf was written: fills of clean data alone may be so.
 	Unjournalled bool
 	// Pinned says that each key with a pointer comes with a pin of its bucket, as SpaceLocked gives it. Insert lets
@@ -28,6 +31,8 @@ type Insertion struct {
 	Exposed bool
 	// Stopped says that the guard ended the insertion before its end.
 	Stopped bool
+	// Replaced is how many sectors of the keys were stored.
+	Replaced uint64
 
 	next   int
 	room   journal.Reservation
@@ -44,7 +49,7 @@ const (
 // what it needs (room in the journal, a node, room in a leaf), the lock not held. An error means that the set has
 // failed or is closed.
 func (s *Set) Insert(in *Insertion) error {
-	in.next, in.Seq, in.Exposed, in.Stopped = 0, 0, false, false
+	in.next, in.Seq, in.Exposed, in.Stopped, in.Replaced = 0, 0, false, false, 0
 	for {
 		s.mu.Lock()
 		o, err := s.insertSomeLocked(in)
@@ -110,10 +115,17 @@ func (s *Set) insertOneLocked(in *Insertion) btree.Outcome {
 		epoch = 0
 	}
 	c := &in.change
-	if o := s.tree.Insert(k, epoch, c); o != btree.Done {
+	var o btree.Outcome
+	if in.Old == nil {
+		o = s.tree.Insert(k, epoch, c)
+	} else if o = s.tree.Replace(&in.Old[in.next], k, epoch, c); o == btree.NoMatch {
+		return s.skipLocked(in)
+	}
+	if o != btree.Done {
 		return o
 	}
 	x := &c.Stored
+	in.Replaced += uint64(x.Size)
 	seq := s.journal.OpenLocked()
 	if !in.Unjournalled {
 		in.one[0] = x.Key()
@@ -133,11 +145,37 @@ func (s *Set) insertOneLocked(in *Insertion) btree.Outcome {
 		*k = c.Rest
 		return btree.Done
 	}
-	if in.Pinned && k.Ptrs() > 0 {
+	if in.Old != nil && x.End() < k.End() {
+		k.CutFront(x.End()) // what comes next says something else, but perhaps not to the end
+		return btree.Done
+	}
+	s.nextLocked(in)
+	return btree.Done
+}
+
+// skipLocked passes over the beginning of a key that is not to be stored, since the index does not say any more what it
+// takes the place of.
+func (s *Set) skipLocked(in *Insertion) btree.Outcome {
+	k := &in.Keys[in.next]
+	p, miss := s.tree.Lookup(k.Inode(), k.Start(), k.End())
+	switch {
+	case !miss.IsZero():
+		in.change.Miss = miss
+		return btree.NeedsNode
+	case p.End < k.End():
+		k.CutFront(p.End)
+	default:
+		s.nextLocked(in)
+	}
+	return btree.Done
+}
+
+// nextLocked goes on to the next key.
+func (s *Set) nextLocked(in *Insertion) {
+	if k := &in.Keys[in.next]; in.Pinned && k.Ptrs() > 0 {
 		s.table.Unpin(s.bucketOf(k.P[0]))
 	}
 	in.next++
-	return btree.Done
 }
 
 // pinLocked says that a leaf needs a journal entry.
@@ -158,8 +196,8 @@ func (s *Set) accountLocked(c *btree.Change) (exposed bool) {
 		}
 		s.deltas.Drop(s.table, x.Ptr, uint32(x.Size), x.Dirty())
 		good := s.GoodLocked(x.Ptr)
-		if good && x.Dirty() && int(x.Inode) < len(s.dirty) {
-			s.dirty[x.Inode] -= int64(x.Size)
+		if good && x.Dirty() {
+			s.countDirtyLocked(x.Inode, x.Start, uint64(x.Size), -1)
 		}
 		if (good || s.table.Evicting(x.Ptr)) && !s.tree.Blocked(x) {
 			exposed = true
@@ -167,8 +205,8 @@ func (s *Set) accountLocked(c *btree.Change) (exposed bool) {
 	}
 	if x := &c.Stored; x.HasPtr() {
 		s.deltas.Put(s.table, x.Ptr, uint32(x.Size), x.Dirty())
-		if x.Dirty() && int(x.Inode) < len(s.dirty) && s.GoodLocked(x.Ptr) {
-			s.dirty[x.Inode] += int64(x.Size)
+		if x.Dirty() && s.GoodLocked(x.Ptr) {
+			s.countDirtyLocked(x.Inode, x.Start, uint64(x.Size), 1)
 		}
 	}
 	return exposed

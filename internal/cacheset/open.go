@@ -46,7 +46,7 @@ func Open(ctx context.Context, dev blockdev.Device, o Options) (_ *Set, err erro
 	for i := range s.open {
 		s.open[i].list = make([]openBucket, openBuckets(s.geo.NBuckets))
 	}
-	s.dirty = make([]int64, s.geo.NrUUIDs)
+	s.dirty = make([]dirtyMap, s.geo.NrUUIDs)
 	if s.opt.Buckets.Policy == 0 {
 		s.opt.Buckets.Policy = sb.Replacement()
 	}
@@ -71,17 +71,19 @@ func newSet(dev blockdev.Device, o Options) *Set {
 	s := &Set{
 		rt: blockdev.RuntimeOf(dev), log: o.Logger, dev: dev, info: dev.Info(), opt: o,
 		pool: blockdev.NewPool(blockdev.PoolOptions{}), loading: map[uint32]struct{}{}, torn: map[ondisk.Ptr]bool{},
-		claimed: map[ondisk.UUID]bool{},
+		claimed: map[ondisk.UUID]bool{}, backed: map[uint32]uint64{},
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
+	s.idleMax.Store(true)
 	s.attaching.Init(s.rt)
 	s.mu.Init(s.rt)
 	s.work.Init(&s.mu)
 	s.changed.Init(&s.mu)
 	s.refill.Init(&s.mu)
 	s.ready.Init(&s.mu)
+	s.dead.Init(&s.mu)
 	s.running.Init(s.rt)
 	s.stop, s.cancel = context.WithCancel(context.Background())
 	return s
@@ -143,6 +145,7 @@ func (s *Set) startWriters() {
 	s.running.Go("bucket refiller", s.refillLoop)
 	s.running.Go("set ticker", s.tickLoop)
 	s.running.Go("generation sweeper", s.sweepLoop)
+	s.running.Go("dead keys", s.dropDead)
 }
 
 // recover opens a set that has contents.

@@ -128,8 +128,8 @@ func (w *scan) take(n *btree.Node, ref btree.Ref) error {
 		return nil
 	}
 	n.EachExtent(func(x *btree.Extent) {
-		if x.HasPtr() && w.loader.Extent(x.Ptr, uint32(x.Size), x.Dirty()) && x.Dirty() && int(x.Inode) < len(s.dirty) {
-			s.dirty[x.Inode] += int64(x.Size)
+		if x.HasPtr() && w.loader.Extent(x.Ptr, uint32(x.Size), x.Dirty()) && x.Dirty() {
+			s.countDirtyLocked(x.Inode, x.Start, uint64(x.Size), 1)
 		}
 	})
 	if _, err := s.tree.Attach(n); err != nil {
@@ -146,8 +146,8 @@ func (s *Set) recountDirty() error {
 	defer s.mu.Unlock()
 	for from := (btree.Pos{}); from.Less(btree.MaxPos); {
 		next, miss := s.tree.Scan(from, btree.MaxPos, 4096, func(x btree.Extent) bool {
-			if x.HasPtr() && x.Dirty() && s.GoodLocked(x.Ptr) && int(x.Inode) < len(s.dirty) {
-				s.dirty[x.Inode] += int64(x.Size)
+			if x.HasPtr() && x.Dirty() && s.GoodLocked(x.Ptr) {
+				s.countDirtyLocked(x.Inode, x.Start, uint64(x.Size), 1)
 			}
 			return true
 		})

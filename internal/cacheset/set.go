@@ -86,6 +86,8 @@ type Set struct {
 	super ondisk.Superblock
 
 	failed    atomic.Pointer[FailedError]
+	used      atomic.Bool // see NoteRequest
+	idleMax   atomic.Bool
 	attaching rt.Mutex // one change of the slots at a time; taken before mu
 
 	// The lock. All that follows is guarded by it.
@@ -98,7 +100,7 @@ type Set struct {
 	slots   []ondisk.UUIDEntry
 	claimed map[ondisk.UUID]bool // of open volumes
 	uuids   ondisk.Key           // where the array lies
-	dirty   []int64              // sectors of each inode
+	dirty   []dirtyMap           // of each inode
 	prio    uint64               // bucket of the first prio set
 	prioNo  uint64               // seq of the newest prio sets
 
@@ -119,6 +121,10 @@ type Set struct {
 	refill   rt.Cond             // for the refiller
 	ready    rt.Cond             // buckets are ready, or room is
 	needMeta int                 // who waits for a bucket for metadata
+	dead     rt.Cond             // a slot was retired
+
+	backed map[uint32]uint64 // sectors of the backing devices of open volumes, by inode
+	idle   int               // see IdleLocked
 
 	batchEntry uint64        // the entry that the batch under way waits for
 	noted      uint64        // newest durable entry that the table knows of
@@ -181,6 +187,7 @@ func (s *Set) wakeAllLocked() {
 	s.changed.Broadcast()
 	s.refill.Broadcast()
 	s.ready.Broadcast()
+	s.dead.Broadcast()
 }
 
 // errLocked returns why nobody is served any more.
@@ -231,8 +238,57 @@ func (s *Set) Age(sectors uint64) { s.table.Age(sectors) }
 // InUseLocked returns how many percent of the buckets are in use, exactly.
 func (s *Set) InUseLocked() int { return s.table.InUse() }
 
-// DirtyLocked returns the dirty sectors of an inode.
-func (s *Set) DirtyLocked(inode uint32) int64 { return s.dirty[inode] }
+// UsedLocked returns how many buckets are in use.
+func (s *Set) UsedLocked() int { return s.table.Used() }
+
+// NoteRequest says that a volume has got a request: the set is in use.
+func (s *Set) NoteRequest() {
+	if !s.used.Load() { // a store costs the other processors more
+		s.used.Store(true)
+	}
+}
+
+// Noted reports whether a request has come since IdleLocked was asked last.
+func (s *Set) Noted() bool { return s.used.Load() }
+
+// IdleLocked returns how often it was asked without a request in between.
+func (s *Set) IdleLocked() int {
+	s.idle++
+	if s.used.Swap(false) {
+		s.idle = 0
+	}
+	return s.idle
+}
+
+// SetIdleMaxRate changes whether an idle set is written back as fast as it goes; IdleMaxRate tells.
+func (s *Set) SetIdleMaxRate(yes bool) { s.idleMax.Store(yes) }
+
+// IdleMaxRate reports whether an idle set is written back as fast as it goes.
+func (s *Set) IdleMaxRate() bool { return s.idleMax.Load() }
+
+// BackLocked says that a volume of that inode is open, with a backing device of so many sectors; UnbackLocked ends that.
+func (s *Set) BackLocked(inode uint32, sectors uint64) { s.backed[inode] = sectors }
+
+// UnbackLocked is the end of BackLocked.
+func (s *Set) UnbackLocked(inode uint32) { delete(s.backed, inode) }
+
+// BackedLocked returns how many volumes with backing devices are open, and the sectors of these devices in all.
+func (s *Set) BackedLocked() (volumes int, sectors uint64) {
+	for _, n := range s.backed {
+		sectors += n
+	}
+	return len(s.backed), sectors
+}
+
+// FlashDirtyLocked returns the sectors of the flash-only volumes that have data.
+func (s *Set) FlashDirtyLocked() (sectors int64) {
+	for i := range s.slots {
+		if s.slots[i].FlashOnly() {
+			sectors += s.dirty[i].total
+		}
+	}
+	return sectors
+}
 
 // forever is for waits of requests: the journal ends them when it fails or is closed, and a context that can end costs
 // three allocations a wait.

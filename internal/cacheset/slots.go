@@ -66,6 +66,7 @@ func (s *Set) writeSlots(slots []ondisk.UUIDEntry) error {
 	}
 	s.mu.Lock()
 	old := s.uuids
+	s.dead.Signal()
 	s.slots, s.uuids = slots, ondisk.NewChild(0, 0, s.geo.MetaSectors, places[0])
 	seq := s.journal.RequestEntryLocked(false)
 	if old.Ptrs() > 0 {

@@ -3,7 +3,6 @@ package volume
 import (
 	"bytes"
 	"fmt"
-	"strconv"
 
 	"github.com/ubcache/ubcache/internal/blockdev"
 	"github.com/ubcache/ubcache/internal/cacheset"
@@ -47,7 +46,7 @@ func Open(set *cacheset.Set, dev blockdev.Device) (_ *Volume, err error) {
 		return nil, fmt.Errorf("%s: %w", info.Name, err)
 	}
 	v.describe(info.Name, size, int(block))
-	v.config.Store(&Config{Mode: sb.CacheMode(), Strict: true, SequentialCutoff: DefaultSequentialCutoff})
+	v.config.Store(&conf{Config: Config{Mode: sb.CacheMode(), Strict: true, SequentialCutoff: DefaultSequentialCutoff}})
 	return v, v.open()
 }
 
@@ -85,18 +84,9 @@ func OpenFlash(set *cacheset.Set, name string) (_ *Volume, err error) {
 		}
 	}()
 	slots := set.Slots()
-	found := -1
-	for i := range slots {
-		e := &slots[i]
-		if !e.FlashOnly() || e.Unused() || e.Retired() {
-			continue
-		}
-		if n, err := strconv.Atoi(name); e.LabelString() == name || err == nil && n == i && found < 0 {
-			found = i
-		}
-	}
-	if found < 0 {
-		return nil, fmt.Errorf("%q: %w", name, ErrNoVolume)
+	found, err := FindFlash(slots, name)
+	if err != nil {
+		return nil, err
 	}
 	if !set.Claim(slots[found].UUID) {
 		return nil, fmt.Errorf("flash-only volume %q: %w", name, ErrAttached)
@@ -105,13 +95,13 @@ func OpenFlash(set *cacheset.Set, name string) (_ *Volume, err error) {
 	v.inode = uint32(found)
 	block := set.Geometry().BlockBytes()
 	v.describe(name, int64(slots[found].Sectors)*ondisk.SectorSize/int64(block)*int64(block), block)
-	v.config.Store(&Config{Mode: ondisk.Writeback, Strict: true, SequentialCutoff: DefaultSequentialCutoff})
+	v.config.Store(&conf{Config: Config{Mode: ondisk.Writeback, Strict: true, SequentialCutoff: DefaultSequentialCutoff}})
 	return v, v.open()
 }
 
 func newVolume(set *cacheset.Set, name string) *Volume {
 	v := &Volume{set: set, rt: set.Runtime(), log: set.Logger(), block: uint64(set.Geometry().BlockSectors)}
-	v.info.Name = name
+	v.name = name
 	v.cache.dev = set.Device()
 	v.changing.Init(v.rt)
 	return v
@@ -119,18 +109,19 @@ func newVolume(set *cacheset.Set, name string) *Volume {
 
 func (v *Volume) describe(name string, size int64, block int) {
 	cache := v.cache.dev.Info()
-	v.info = blockdev.Info{
+	info := blockdev.Info{
 		Name: name, Size: size, LogicalBlock: block, PhysicalBlock: max(block, cache.PhysicalBlock), MaxTransfer: cache.MaxTransfer,
 		BufferAlign: cache.BufferAlign, CanDiscard: true, Direct: cache.Direct, Engine: cache.Engine,
 	}
 	if v.back.dev != nil {
 		b := v.back.dev.Info()
-		v.info.LogicalBlock = max(block, b.LogicalBlock)
-		v.info.Size = size / int64(v.info.LogicalBlock) * int64(v.info.LogicalBlock)
-		v.info.PhysicalBlock = max(v.info.PhysicalBlock, b.PhysicalBlock)
-		v.info.OptimalIO = b.OptimalIO
-		v.info.BufferAlign = max(v.info.BufferAlign, b.BufferAlign)
+		info.LogicalBlock = max(block, b.LogicalBlock)
+		info.Size = size / int64(info.LogicalBlock) * int64(info.LogicalBlock)
+		info.PhysicalBlock = max(info.PhysicalBlock, b.PhysicalBlock)
+		info.OptimalIO = b.OptimalIO
+		info.BufferAlign = max(info.BufferAlign, b.BufferAlign)
 	}
+	v.info.Store(&info)
 }
 
 // attach finds the device's slot, or gives it one.
@@ -184,6 +175,7 @@ func (v *Volume) attach() error {
 	case !alive:
 		want = ondisk.StateClean
 	}
+	v.dirty.durable = want == ondisk.StateDirty
 	if want == state && ours {
 		return nil
 	}
@@ -192,11 +184,7 @@ func (v *Volume) attach() error {
 	super.SetState(want)
 	super.LastMount = now
 	super.Seq++
-	if err := cacheset.WriteSuperblock(v.bio, &super); err != nil {
-		return err
-	}
-	v.super.Store(&super)
-	return nil
+	return v.storeSuper(&super)
 }
 
 // retire ends a slot: no device will be taken for it again.

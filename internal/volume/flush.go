@@ -6,8 +6,9 @@ import (
 	"github.com/ubcache/ubcache/internal/blockdev"
 )
 
-// flush makes durable what was acknowledged before it was submitted, on both devices. Dirty data stays where it is. It
-// also tells of a flush that nobody was told of: what a device has lost it may say once only.
+// flush makes durable what was acknowledged before it was submitted, on both devices. Dirty data stays where it is: the
+// backing device has a flush only if a request has written to it since the last one. It also tells of a flush that
+// nobody was told of: what a device has lost it may say once only.
 //
 // The backing device comes first, so that an entry that the journal writes may say what is in the cache.
 func (v *Volume) flush() error {
@@ -15,8 +16,9 @@ func (v *Volume) flush() error {
 	v.stats.Flushes++
 	before := v.failed
 	v.failed = nil
+	due := !v.flash && (v.wrote >= v.flushed || before != nil)
 	v.set.Unlock()
-	if !v.flash {
+	if due {
 		if err := errors.Join(before, v.flushBacking()); err != nil {
 			return err
 		}
@@ -42,7 +44,7 @@ func (v *Volume) flushBacking() error {
 	n := v.begun
 	v.set.Unlock()
 	var g group
-	g.init(v)
+	g.init(v, &v.back, &v.cache)
 	g.add(false, blockdev.Request{Op: blockdev.OpFlush})
 	err := g.run()
 	v.set.Lock()

@@ -11,6 +11,7 @@ import (
 // one goroutine and is used again and again.
 type group struct {
 	v     *Volume
+	to    [2]*below // the backing device, the cache device
 	parts []part
 	send  [2][]*blockdev.Request // to the backing device, to the cache device
 
@@ -28,8 +29,9 @@ type part struct {
 	dest   []byte
 }
 
-func (g *group) init(v *Volume) {
+func (g *group) init(v *Volume, back, cache *below) {
 	g.v = v
+	g.to = [2]*below{back, cache}
 	g.mu.Init(v.rt)
 	g.done.Init(&g.mu)
 }
@@ -42,9 +44,9 @@ func (g *group) reset() {
 // add adds an I/O. off is in bytes on the device.
 func (g *group) add(cache bool, r blockdev.Request) {
 	p := part{Request: r, group: g, cache: cache}
-	align := g.v.back.align
+	align := g.to[0].align
 	if cache {
-		align = g.v.cache.align
+		align = g.to[1].align
 	}
 	if len(r.Buf) > 0 && !aligned(r.Buf, align) {
 		p.bounce = g.v.pool.Get(len(r.Buf))
@@ -85,10 +87,10 @@ func (g *group) start() {
 		}
 	}
 	if len(g.send[0]) > 0 {
-		g.v.back.queue.Submit(g.send[0])
+		g.to[0].queue.Submit(g.send[0])
 	}
 	if len(g.send[1]) > 0 {
-		g.v.cache.queue.Submit(g.send[1])
+		g.to[1].queue.Submit(g.send[1])
 	}
 }
 

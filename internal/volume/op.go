@@ -11,7 +11,7 @@ type op struct {
 	v     *Volume
 	q     *queue
 	req   *blockdev.Request
-	conf  *Config
+	conf  *conf
 	why   bypass
 	retry bool   // a hit that has to be read again
 	run   func() // o.do
@@ -21,22 +21,26 @@ type op struct {
 	in     cacheset.Insertion
 	pieces []piece
 	dirty  []span // live dirty parts of what a write covers
-	fills  []*fill
+
+	dirtying bool // it counts in dirtyState.writes
+	fills    []*fill
 }
 
-// newOp returns an op for a request.
-func (v *Volume) newOp(q *queue, r *blockdev.Request, c *Config, why bypass, retry bool) *op {
+// newOp returns an op for a request, which uses c from now on.
+func (v *Volume) newOp(q *queue, r *blockdev.Request, c *conf, why bypass, retry bool) *op {
 	o := v.ops.get()
 	if o.v == nil {
 		o.v = v
 		o.run = o.do
-		o.io.init(v)
+		o.io.init(v, &v.back, &v.cache)
 	}
 	o.q, o.req, o.conf, o.why, o.retry = q, r, c, why, retry
+	c.users.Add(1)
 	return o
 }
 
 func (v *Volume) putOp(o *op) {
+	v.unuse(o.conf)
 	o.q, o.req, o.conf = nil, nil, nil
 	o.io.reset()
 	o.keys, o.pieces, o.dirty = o.keys[:0], o.pieces[:0], o.dirty[:0]
@@ -48,12 +52,14 @@ func (o *op) do() {
 	v := o.v
 	defer v.running.Done()
 	r := o.req
-	switch r.Op {
-	case blockdev.OpRead:
+	switch {
+	case o.conf.detached:
+		r.Err = o.uncached()
+	case r.Op == blockdev.OpRead:
 		o.read() // finishes the request when the data is there
 		v.putOp(o)
 		return
-	case blockdev.OpFlush:
+	case r.Op == blockdev.OpFlush:
 		r.Err = v.flush()
 	default:
 		r.Err = o.write()
@@ -84,7 +90,7 @@ const (
 )
 
 // bypassLocked decides whether a request may add to the cache. Source: B 1.2.
-func (q *queue) bypassLocked(r *blockdev.Request, c *Config) bypass {
+func (q *queue) bypassLocked(r *blockdev.Request, c *conf) bypass {
 	v := q.v
 	start := v.first + uint64(r.Off)/ondisk.SectorSize
 	n := uint64(r.Length()) / ondisk.SectorSize
@@ -92,6 +98,8 @@ func (q *queue) bypassLocked(r *blockdev.Request, c *Config) bypass {
 	switch {
 	case r.Op == blockdev.OpDiscard || r.Op == blockdev.OpWriteZeroes:
 		return bypassMode // never in the cache
+	case c.detaching:
+		why = bypassMode
 	case v.set.InUseLocked() > cutoffAdd:
 		why = bypassFull
 	case c.Mode == ondisk.ModeNone || c.Mode == ondisk.Writearound && r.Op == blockdev.OpWrite:

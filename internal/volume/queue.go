@@ -87,26 +87,27 @@ func (q *queue) Submit(reqs []*blockdev.Request) {
 	ok := q.out.Begin(len(reqs))
 	b := q.batches.get()
 	looked := 0
-	conf := v.config.Load()
+	c := v.use()
+	info := v.info.Load()
 	locked := false
 	for _, r := range reqs {
 		r.Err = nil
 		if !ok {
 			r.Err = blockdev.ErrClosed
 		} else if r.Op != blockdev.OpFlush {
-			r.Err = v.info.Check(r)
+			r.Err = info.Check(r)
 		}
 		if r.Err != nil || r.Op != blockdev.OpFlush && r.Length() == 0 {
 			b.done = append(b.done, r)
 			continue
 		}
 		var why bypass
-		if r.Op != blockdev.OpFlush {
+		if r.Op != blockdev.OpFlush && !c.detached {
 			if !locked {
 				v.set.Lock()
 				locked = true
 			}
-			why = q.bypassLocked(r, conf)
+			why = q.bypassLocked(r, c)
 			if r.Op == blockdev.OpRead {
 				n := q.hitLocked(r, why, b)
 				if looked += max(n, 1); looked >= lookSlice {
@@ -118,11 +119,13 @@ func (q *queue) Submit(reqs []*blockdev.Request) {
 				}
 			}
 		}
-		b.slow = append(b.slow, v.newOp(q, r, conf, why, false))
+		b.slow = append(b.slow, v.newOp(q, r, c, why, false))
 	}
 	if locked {
 		v.set.Unlock()
 	}
+	v.unuse(c)
+	v.set.NoteRequest()
 	q.send(b)
 }
 
@@ -235,7 +238,9 @@ func (q *queue) arrived(done []*blockdev.Request) {
 			continue
 		}
 		if h.bad.Load() {
-			b.slow = append(b.slow, v.newOp(q, h.req, v.config.Load(), accepted, true))
+			c := v.use()
+			b.slow = append(b.slow, v.newOp(q, h.req, c, accepted, true))
+			v.unuse(c)
 		} else {
 			b.done = append(b.done, h.req)
 		}

@@ -183,7 +183,7 @@ func (o *op) fallBack() error {
 		if err := g.parts[p.part].Err; !p.hit || p.dirty || v.flash {
 			return err
 		}
-		v.log.Warn("the cache device could not be read; the backing device has the data", "volume", v.info.Name,
+		v.log.Warn("the cache device could not be read; the backing device has the data", "volume", v.name,
 			"sector", p.ptr.Sector(), "err", g.parts[p.part].Err)
 		if !o.retry { // else it was counted when it failed first
 			v.set.Lock()
@@ -191,7 +191,7 @@ func (o *op) fallBack() error {
 			v.set.Unlock()
 		}
 		var second group
-		second.init(v)
+		second.init(v, &v.back, &v.cache)
 		second.add(false, blockdev.Request{
 			Op: blockdev.OpRead, Off: backOff(p.start), Buf: o.req.Buf[(p.start-w.start)*ondisk.SectorSize : (p.end-w.start)*ondisk.SectorSize],
 		})

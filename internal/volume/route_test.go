@@ -152,7 +152,7 @@ func TestBypass(t *testing.T) {
 		for _, c := range rules {
 			v.set.Lock()
 			q.seq, v.stats = sequencer{}, Stats{}
-			got := q.bypassLocked(&c.req, &c.conf)
+			got := q.bypassLocked(&c.req, &conf{Config: c.conf})
 			s := v.stats
 			v.set.Unlock()
 			if got != c.want {
@@ -190,7 +190,7 @@ func TestBypassFull(t *testing.T) {
 				return err
 			}
 			v.set.Lock()
-			got, inUse := q.bypassLocked(&r, &Config{Mode: ondisk.Writethrough}), v.set.InUseLocked()
+			got, inUse := q.bypassLocked(&r, &conf{Config: Config{Mode: ondisk.Writethrough}}), v.set.InUseLocked()
 			v.set.Unlock()
 			if got != c.want {
 				t.Errorf("%d percent in use: %d, want %d", inUse, got, c.want)

@@ -16,20 +16,6 @@ import (
 	"github.com/ubcache/ubcache/internal/rt"
 )
 
-// A Config is what a request goes by. Each takes one and keeps it to its end, so that none sees half a change.
-type Config struct {
-	Mode ondisk.CacheMode // Writeback is served as Writethrough
-
-	// Strict crash stability: see the package's comment. Else the kernel's order.
-	Strict bool
-
-	// SequentialCutoff is from how many bytes of a stream on requests go round the cache; 0: never.
-	SequentialCutoff int64
-}
-
-// DefaultSequentialCutoff is the kernel's.
-const DefaultSequentialCutoff = 4 << 20
-
 // Sentinels.
 var (
 	// ErrAttached: a volume of this device is open already.
@@ -42,6 +28,10 @@ var (
 	ErrBlockSize = errors.New("block size less than the set's block size")
 	// ErrNoVolume: there is no such flash-only volume.
 	ErrNoVolume = errors.New("no such flash-only volume")
+	// ErrNoBacking: a flash-only volume has no backing device.
+	ErrNoBacking = errors.New("a flash-only volume has no backing device")
+	// ErrDetached: the volume is not attached to a set, or about to leave it.
+	ErrDetached = errors.New("not attached")
 	// ErrNoSpace: a flash-only volume found no room in the cache.
 	ErrNoSpace = fmt.Errorf("the cache has no room for more data that is nowhere else: %w", unix.ENOSPC)
 )
@@ -52,7 +42,6 @@ const (
 	fillBytes  = 64 << 20        // of fills under way
 	cutoffAdd  = 95              // percent in use above which nothing is added to the cache
 	spaceTries = 8               // batches of buckets that a write of a flash-only volume waits for
-	cutoffSync = 70              // and above which no dirty data is
 	flushEvery = 5 * time.Second // at the latest, clean keys wait no longer for a flush of the backing device
 	maxKey     = 32768           // sectors of an invalidation, the kernel's limit
 )
@@ -70,7 +59,8 @@ type Volume struct {
 	set   *cacheset.Set
 	rt    *rt.Runtime
 	log   *slog.Logger
-	info  blockdev.Info
+	info  atomic.Pointer[blockdev.Info]
+	name  string
 	inode uint32
 	flash bool
 	first uint64                            // sector of the key space where the volume begins: the data offset
@@ -81,7 +71,7 @@ type Volume struct {
 
 	back, cache below // back.dev is nil for flash-only volumes
 	pool        *blockdev.Pool
-	config      atomic.Pointer[Config]
+	config      atomic.Pointer[conf]
 	changing    rt.Mutex // one change of superblock or config at a time; taken before the set's lock
 
 	fillRoom rt.Semaphore
@@ -91,6 +81,7 @@ type Volume struct {
 	cancel  context.CancelFunc
 	running rt.WaitGroup
 	closed  atomic.Bool
+	drainer *drainer // nil: flash-only
 
 	// Guarded by the set's lock.
 	ranges  ranges
@@ -99,8 +90,11 @@ type Volume struct {
 	wrote   uint64 // begun when the last write of the backing device was done
 	point   uint32 // the next queue's number
 	newest  uint64 // journal entry of the last change of the volume's part of the index
-	failed  error  // of a flush that nobody was told of yet
-	stats   Stats
+	dirty   dirtyState
+
+	replaced []*conf // configurations that requests may still go by
+	failed   error   // of a flush that nobody was told of yet
+	stats    Stats
 }
 
 // Stats are totals since the volume was opened. Requests of a read count as hits, misses and so on as a whole: a half
@@ -122,7 +116,7 @@ type Stats struct {
 }
 
 // Info describes the volume as a device.
-func (v *Volume) Info() blockdev.Info { return v.info }
+func (v *Volume) Info() blockdev.Info { return *v.info.Load() }
 
 // Runtime returns the runtime of the set.
 func (v *Volume) Runtime() *rt.Runtime { return v.rt }
@@ -132,9 +126,6 @@ func (v *Volume) Inode() uint32 { return v.inode }
 
 // Flash reports whether the volume has no backing device.
 func (v *Volume) Flash() bool { return v.flash }
-
-// Config returns what requests go by now.
-func (v *Volume) Config() Config { return *v.config.Load() }
 
 // Stats returns totals.
 func (v *Volume) Stats() Stats {
@@ -167,50 +158,6 @@ func (v *Volume) Label() string {
 	return v.super.Load().LabelString()
 }
 
-// SetMode changes the mode, also in the superblock. Requests under way end by the old one.
-func (v *Volume) SetMode(m ondisk.CacheMode) error {
-	v.changing.Lock()
-	defer v.changing.Unlock()
-	if !v.flash && v.super.Load().CacheMode() != m {
-		super := *v.super.Load()
-		super.SetCacheMode(m)
-		if err := cacheset.WriteSuperblock(v.bio, &super); err != nil {
-			return err
-		}
-		v.super.Store(&super)
-	}
-	c := v.Config()
-	c.Mode = m
-	v.config.Store(&c)
-	return nil
-}
-
-// SetStrict changes the crash stability. When it becomes strict, the backing device is flushed first, since clean
-// keys have not waited for that until now.
-func (v *Volume) SetStrict(strict bool) error {
-	v.changing.Lock()
-	defer v.changing.Unlock()
-	c := v.Config()
-	c.Strict = strict
-	v.config.Store(&c)
-	if !strict || v.flash {
-		return nil
-	}
-	if err := v.flushUntold(); err != nil {
-		return err
-	}
-	return v.set.Sync() // invalidations that nobody waited for
-}
-
-// SetSequentialCutoff changes from how many bytes on streams go round the cache; 0: never.
-func (v *Volume) SetSequentialCutoff(bytes int64) {
-	v.changing.Lock()
-	defer v.changing.Unlock()
-	c := v.Config()
-	c.SequentialCutoff = bytes
-	v.config.Store(&c)
-}
-
 // open makes the queues and starts what runs in the background.
 func (v *Volume) open() error {
 	v.pool = blockdev.NewPool(blockdev.PoolOptions{})
@@ -238,21 +185,26 @@ func (v *Volume) open() error {
 			return err
 		}
 		v.running.Go("volume flusher", v.flushLoop)
+		return v.startDrainer()
 	}
 	return nil
 }
 
 // Close ends the volume when its queues are closed: the backing device is flushed, so that the index may say what it
-// has. The devices stay open. It returns what kept this flush, or an earlier one that nobody was told of, from being made.
+// has. Dirty data stays in the cache; where there is none, the superblock says so. The devices stay open. It returns
+// what kept this flush, or an earlier one that nobody was told of, from being made.
 func (v *Volume) Close() error {
 	if v.closed.Swap(true) {
 		return blockdev.ErrClosed
 	}
 	v.cancel()
+	v.wake()
 	v.running.Wait()
 	var err error
 	if !v.flash && v.back.queue != nil && v.set.Err() == nil {
-		err = v.flushBacking()
+		if err = v.flushBacking(); err == nil {
+			_, err = v.makeClean()
+		}
 	}
 	v.set.Lock()
 	err = errors.Join(v.failed, err)
@@ -264,6 +216,9 @@ func (v *Volume) Close() error {
 func (v *Volume) release() {
 	if !v.claim.IsZero() {
 		v.set.Unclaim(v.claim)
+	}
+	if v.drainer != nil {
+		v.drainer.release()
 	}
 	for _, b := range []*below{&v.back, &v.cache} {
 		if b.queue != nil {
@@ -289,7 +244,7 @@ func (v *Volume) flushLoop() {
 			continue
 		}
 		if err := v.flushUntold(); err != nil {
-			v.log.Warn("flushing the backing device failed; cached data waits for it", "volume", v.info.Name, "err", err)
+			v.log.Warn("flushing the backing device failed; cached data waits for it", "volume", v.name, "err", err)
 		}
 	}
 }
@@ -297,7 +252,7 @@ func (v *Volume) flushLoop() {
 // EachState calls fn with the parts of a range of bytes in order: whether they are cached, and dirty. It reads nodes
 // where it must.
 func (v *Volume) EachState(off, n int64, fn func(cached, dirty bool, off, n int64) bool) error {
-	if off < 0 || n < 0 || off > v.info.Size-n {
+	if off < 0 || n < 0 || off > v.Info().Size-n {
 		return blockdev.ErrOutOfRange
 	}
 	at, end := v.first+uint64(off)/ondisk.SectorSize, v.first+uint64(off+n)/ondisk.SectorSize

@@ -6,6 +6,7 @@ import (
 	"github.com/ubcache/ubcache/internal/blockdev"
 	"github.com/ubcache/ubcache/internal/bucket"
 	"github.com/ubcache/ubcache/internal/ondisk"
+	"github.com/ubcache/ubcache/internal/writeback"
 )
 
 // A route is the way that a write takes.
@@ -23,7 +24,8 @@ type routing struct {
 	flash     bool
 	data      bool // a write; else zeroes or a discard, which never are in the cache
 	dirty     bool // live dirty data is overwritten
-	dirtyRoom bool // the set takes dirty data
+	dirtyRoom bool // the set takes dirty data, of any mode
+	writeback bool // the write stays in the cache, see writeback.ShouldWriteback
 	why       bypass
 }
 
@@ -35,6 +37,8 @@ func (r routing) route() route {
 		return routeBack
 	case r.dirty:
 		return routeAroundDirty
+	case r.data && r.dirtyRoom && r.writeback:
+		return routeBack
 	case !r.data || r.why != accepted:
 		return routeAround
 	}
@@ -45,21 +49,19 @@ func (r routing) route() route {
 func (o *op) write() error {
 	v := o.v
 	w := o.span()
-	data := o.req.Op == blockdev.OpWrite
 	if o.req.Op == blockdev.OpDiscard && !v.flash && !v.back.info.CanDiscard {
 		return nil // the device keeps what it has, and so does the cache
 	}
 	v.set.Lock()
 	v.ranges.beginWriteLocked(w)
-	cached, err := o.surveyLocked(w)
-	rt := routing{
-		flash: v.flash, data: data, dirty: len(o.dirty) > 0, why: o.why,
-		dirtyRoom: v.set.InUseLocked() <= cutoffSync && w.start%v.block == 0 && w.end%v.block == 0,
+	way, cached, err := o.decideLocked(w)
+	if err == nil && way != routeBack && v.awaitLocked(w) {
+		way, cached, err = o.decideLocked(w)
 	}
 	v.countWriteLocked(o.req)
 	v.set.Unlock()
 	if err == nil {
-		switch rt.route() {
+		switch way {
 		case routeThrough:
 			err = o.through(w, cached)
 		case routeAround:
@@ -72,8 +74,33 @@ func (o *op) write() error {
 	}
 	v.set.Lock()
 	v.ranges.endWriteLocked(w)
+	if o.dirtying {
+		o.dirtying = false
+		v.dirty.writes--
+		if v.drainer != nil {
+			v.drainer.kickLocked()
+		}
+	}
 	v.set.Unlock()
 	return err
+}
+
+// decideLocked looks at what the index has of a range, and decides on the route.
+func (o *op) decideLocked(w span) (way route, cached bool, err error) {
+	v := o.v
+	cached, err = o.surveyLocked(w)
+	aligned := w.start%v.block == 0 && w.end%v.block == 0
+	inUse := v.set.InUseLocked()
+	rt := routing{
+		flash: v.flash, data: o.req.Op == blockdev.OpWrite, dirty: len(o.dirty) > 0, why: o.why,
+		dirtyRoom: inUse <= writeback.CutoffWritebackSync && aligned && !o.conf.detaching,
+	}
+	// Nobody says of a request whether it is waited for: all are taken for such.
+	rt.writeback = writeback.ShouldWriteback(writeback.Decision{
+		Writeback: o.conf.Mode == ondisk.Writeback, Detaching: o.conf.detaching, InUse: inUse, Discard: !rt.data,
+		Bypass: o.why != accepted, Sync: true,
+	})
+	return rt.route(), cached, err
 }
 
 func (v *Volume) countWriteLocked(r *blockdev.Request) {
@@ -337,12 +364,50 @@ func (o *op) aroundDirty(w span) error {
 	return o.settle(in.Seq)
 }
 
+// instead writes to the backing device what there is no room for in the cache.
+func (o *op) instead(w span) error {
+	v := o.v
+	v.set.Lock()
+	v.awaitLocked(w)
+	cached, err := o.surveyLocked(w)
+	v.set.Unlock()
+	switch {
+	case err != nil:
+		return err
+	case len(o.dirty) > 0:
+		return o.aroundDirty(w)
+	}
+	return o.around(w, cached)
+}
+
+// beginDirty returns when the superblock says DIRTY, and goes on saying so until the write is over.
+func (o *op) beginDirty() error {
+	v := o.v
+	v.set.Lock()
+	for !v.dirty.durable {
+		v.set.Unlock()
+		if err := v.makeDirty(); err != nil {
+			return err
+		}
+		v.set.Lock()
+	}
+	o.dirtying = true
+	v.dirty.writes++
+	v.set.Unlock()
+	return nil
+}
+
 // back writes to the cache alone: the data is dirty. Zeroes and discards of a flash-only volume are what is not in the
 // index.
 //
-// Order: the backing superblock says DIRTY (see attach: dirty data goes over dirty data only); the data; the key.
+// Order: the backing superblock says DIRTY; the data; the key.
 func (o *op) back(w span) error {
 	v := o.v
+	if !v.flash {
+		if err := o.beginDirty(); err != nil {
+			return err
+		}
+	}
 	in := &o.in
 	in.Epoch, in.Unjournalled, in.Pinned = 0, false, true
 	if o.req.Op != blockdev.OpWrite {
@@ -360,7 +425,7 @@ func (o *op) back(w span) error {
 		v.set.Unlock()
 		if len(o.keys) == 0 {
 			if !v.flash {
-				return o.aroundDirty(span{at, w.end})
+				return o.instead(span{at, w.end})
 			}
 			if tries++; v.set.WaitSpace() != nil || tries > spaceTries {
 				return errors.Join(ErrNoSpace, v.set.Err())

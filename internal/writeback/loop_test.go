@@ -11,7 +11,7 @@ type loop struct {
 	settings   Settings
 	controller *Controller
 	limiter    Limiter
-	idle       Idle
+	idle       int // updates without a request
 
 	now, update time.Duration
 	dirty       int64 // sectors
@@ -47,7 +47,10 @@ func (l *loop) run(d time.Duration, see func()) {
 
 // control is what happens every few seconds.
 func (l *loop) control() {
-	if l.idle.Tick(!l.quiet, 1) {
+	if l.idle++; !l.quiet {
+		l.idle = 0
+	}
+	if l.idle >= IdleUpdates(1) {
 		l.controller.EnterMax()
 	} else {
 		l.controller.LeaveMax()

@@ -61,3 +61,7 @@ func ShouldWriteback(d Decision) bool {
 		return d.Sync || d.InUse <= CutoffWriteback
 	}
 }
+
+// IdleUpdates returns after how many updates of the rates of a set's volumes, without a request to any of them, the set
+// is idle, and written back as fast as it goes: six of each volume, for each volume. Source: B 5.5.
+func IdleUpdates(volumes int) int { return 6 * volumes * volumes }

@@ -1,0 +1,192 @@
+package cacheset
+
+import (
+	"context"
+
+	"github.com/ubcache/ubcache/internal/btree"
+	"github.com/ubcache/ubcache/internal/ondisk"
+)
+
+// A dirtyMap counts the dirty sectors of an inode, in all and by region, so that who looks for them need not read the
+// nodes that have none. A region costs 4 bytes for 4 MiB of the volume, where there is anything dirty near it.
+type dirtyMap struct {
+	total int64
+	pages []*dirtyPage
+}
+
+type dirtyPage struct {
+	total   int64
+	regions [pageRegions]uint32
+}
+
+const (
+	regionSectors = 8192
+	pageRegions   = 1024
+	pageSectors   = regionSectors * pageRegions
+	maxPages      = 1 << 14 // what lies behind 64 TiB counts for the last region before
+	lastRegion    = maxPages*pageRegions - 1
+)
+
+// add counts n sectors from start on, or discounts them.
+func (m *dirtyMap) add(start, n uint64, sign int) {
+	m.total += int64(sign) * int64(n)
+	for end := start + n; start < end; {
+		r := min(start/regionSectors, lastRegion)
+		part := end - start
+		if r < lastRegion {
+			part = min(part, (r+1)*regionSectors-start)
+		}
+		m.page(r/pageRegions).add(r%pageRegions, int64(part)*int64(sign))
+		start += part
+	}
+}
+
+// page returns a page, which it makes if there is none.
+func (m *dirtyMap) page(i uint64) *dirtyPage {
+	for uint64(len(m.pages)) <= i {
+		m.pages = append(m.pages, nil)
+	}
+	if m.pages[i] == nil {
+		m.pages[i] = new(dirtyPage)
+	}
+	return m.pages[i]
+}
+
+// add counts n sectors; a region never has less than none, so that a bucket whose counts are in doubt hides nothing.
+func (p *dirtyPage) add(region uint64, n int64) {
+	n = max(n, -int64(p.regions[region]))
+	p.total += n
+	p.regions[region] = uint32(int64(p.regions[region]) + n)
+}
+
+// next returns the first sector from from on that may be dirty, and whether there is one.
+func (m *dirtyMap) next(from uint64) (uint64, bool) {
+	r := min(from/regionSectors, lastRegion)
+	for r/pageRegions < uint64(len(m.pages)) {
+		p := m.pages[r/pageRegions]
+		if p == nil || p.total == 0 {
+			r = (r/pageRegions + 1) * pageRegions
+			continue
+		}
+		if p.regions[r%pageRegions] > 0 {
+			return max(from, r*regionSectors), true
+		}
+		r++
+	}
+	return 0, false
+}
+
+// countDirtyLocked counts the sectors of a dirty extent, or discounts them.
+func (s *Set) countDirtyLocked(inode uint32, start, n uint64, sign int) {
+	if int(inode) < len(s.dirty) {
+		s.dirty[inode].add(start, n, sign)
+	}
+}
+
+// DirtyLocked returns the dirty sectors of an inode.
+func (s *Set) DirtyLocked(inode uint32) int64 { return s.dirty[inode].total }
+
+// AnyDirtyLocked reports whether there may be dirty data near the sectors from start to end of an inode: within 4 MiB.
+func (s *Set) AnyDirtyLocked(inode uint32, start, end uint64) bool {
+	at, ok := s.dirty[inode].next(start)
+	return ok && at < end
+}
+
+// ScanDirtyLocked calls fn with the dirty extents of an inode that are in [from, to), cut to that, in order, until fn
+// returns false. It returns where to go on: at to when it is through. It looks at some hundred extents, and then returns
+// so that others get the lock. Where a node is missing, miss names it, for ReadNode.
+func (s *Set) ScanDirtyLocked(inode uint32, from, to uint64, fn func(start, end uint64, p ondisk.Ptr) bool) (next uint64, miss btree.Ref) {
+	stopped := false
+	for limit := dirtyScan; limit > 0 && !stopped; limit -= dirtyScan / 16 {
+		var ok bool
+		if from, ok = s.dirty[inode].next(from); !ok || from >= to {
+			return to, btree.Ref{}
+		}
+		end := to
+		if r := from / regionSectors; r < lastRegion {
+			end = min(end, (r+1)*regionSectors)
+		}
+		at, miss := s.tree.Scan(btree.Pos{Inode: inode, Sector: from}, btree.Pos{Inode: inode, Sector: end}, limit, func(x btree.Extent) bool {
+			limit--
+			if !x.HasPtr() || !x.Dirty() || !s.GoodLocked(x.Ptr) {
+				return true
+			}
+			start, end := max(x.Start, from), min(x.End(), to)
+			stopped = !fn(start, end, x.Ptr.Advance(start-x.Start))
+			return !stopped
+		})
+		from = max(from, at.Sector)
+		if !miss.IsZero() || from < end {
+			return from, miss
+		}
+	}
+	return from, btree.Ref{}
+}
+
+// dirtyScan is how many extents a scan looks at in one hold of the lock; a region counts for a sixteenth of them.
+const dirtyScan = 512
+
+// dropDead is the goroutine that takes the dirty keys of retired slots from the index: nobody will write that data back
+// or read it, and its buckets could not be used again. Source: B 9.4.
+func (s *Set) dropDead() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for s.stop.Err() == nil && s.Err() == nil {
+		inode, found := s.deadLocked()
+		if !found {
+			s.dead.Wait()
+			continue
+		}
+		sectors := s.dirty[inode].total
+		s.mu.Unlock()
+		err := s.dropKeys(s.stop, inode)
+		s.mu.Lock()
+		switch {
+		case err == nil && s.dirty[inode].total > 0:
+			s.dead.Wait() // the counts are in doubt
+		case err == nil:
+			s.log.Info("dirty data of a volume that is no more was dropped", "set", s.UUID().String(), "slot", inode, "bytes", sectors*ondisk.SectorSize)
+		case s.stop.Err() == nil && s.Err() == nil:
+			s.log.Warn("dirty data of a volume that is no more could not be dropped; its space is taken until the next start",
+				"set", s.UUID().String(), "slot", inode, "err", err)
+			s.dead.Wait()
+		}
+	}
+}
+
+// deadLocked returns a retired slot that has dirty data.
+func (s *Set) deadLocked() (inode uint32, ok bool) {
+	for i := range s.slots {
+		if s.slots[i].Retired() && s.dirty[i].total > 0 {
+			return uint32(i), true
+		}
+	}
+	return 0, false
+}
+
+// dropKeys invalidates what is dirty of an inode that nobody uses.
+func (s *Set) dropKeys(ctx context.Context, inode uint32) error {
+	in := &Insertion{}
+	for from := uint64(0); from < ondisk.MaxOffset; {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		in.Keys = in.Keys[:0]
+		s.mu.Lock()
+		next, miss := s.ScanDirtyLocked(inode, from, ondisk.MaxOffset, func(start, end uint64, _ ondisk.Ptr) bool {
+			in.Keys = append(in.Keys, ondisk.NewInvalidation(inode, end, uint32(end-start)))
+			return len(in.Keys) < insertGroup
+		})
+		s.mu.Unlock()
+		if err := s.Insert(in); err != nil {
+			return err
+		}
+		if !miss.IsZero() {
+			if err := s.ReadNode(miss); err != nil {
+				return err
+			}
+		}
+		from = next
+	}
+	return nil
+}

@@ -1,0 +1,260 @@
+package volume
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/ubcache/ubcache/internal/blockdev"
+	"github.com/ubcache/ubcache/internal/cacheset"
+	"github.com/ubcache/ubcache/internal/ondisk"
+)
+
+// A flight is a batch of dirty data on its way to the backing device. It is used again and again.
+type flight struct {
+	w       *drainer
+	list    []extent // in key order; their buckets are held
+	sectors uint64
+	run     func() // f.fly
+
+	io     group
+	runs   []run
+	pieces []span // of the writes under way
+	in     cacheset.Insertion
+	old    []ondisk.Key
+	keys   []ondisk.Key
+
+	bad                     []failure
+	readErrors, writeErrors int
+}
+
+// An extent is a dirty range and where it lies in the cache.
+type extent struct {
+	start, end uint64
+	ptr        ondisk.Ptr
+}
+
+// A run is a stretch of neighbouring extents, which one write brings to the backing device.
+type run struct {
+	span
+	from, to int // in flight.list
+	buf      *blockdev.Buffer
+}
+
+func newFlight(w *drainer) *flight {
+	f := &flight{w: w}
+	f.run = f.fly
+	f.io.init(w.v, &w.back, &w.cache)
+	return f
+}
+
+// unit is what writes of the backing device begin and end at, in sectors.
+func (w *drainer) unit() uint64 { return uint64(w.v.Info().LogicalBlock) / ondisk.SectorSize }
+
+// fullFor reports whether the batch has as much as it may. It ends at a block of the backing device: what the cache has
+// of one in two buckets comes down together.
+func (f *flight) fullFor(sectors uint64) bool {
+	n := len(f.list)
+	return n > 0 && f.list[n-1].end%f.w.unit() == 0 && (f.sectors >= sectors || n >= flightMost)
+}
+
+// fly writes the batch back.
+//
+// Order (F 11, 16; F1, V3 of B 9.3): the data is read, its buckets held; it is written to the backing device; the backing
+// device is flushed; the keys are marked clean, in the journal too, where the index still says what was read.
+func (f *flight) fly() {
+	w := f.w
+	v := w.v
+	f.bad, f.keys, f.old = f.bad[:0], f.keys[:0], f.old[:0]
+	f.readErrors, f.writeErrors = 0, 0
+	f.split()
+	f.read()
+	f.write()
+	if f.gather(); len(f.keys) > 0 {
+		if err := v.flushUntold(); err != nil {
+			f.fail(span{f.list[0].start, f.list[len(f.list)-1].end}, err)
+			f.keys = f.keys[:0]
+		}
+	}
+	in := &f.in
+	in.Keys, in.Old = f.keys, f.old[:len(f.keys)]
+	err := v.set.Insert(in) // the set logs why it has stopped
+	var meant uint64
+	for i := range in.Old {
+		meant += uint64(in.Old[i].Size())
+	}
+	for i := range f.runs {
+		f.runs[i].buf.Release()
+	}
+	f.runs = f.runs[:0]
+
+	v.set.Lock()
+	defer v.set.Unlock()
+	if err == nil {
+		v.newest = max(v.newest, in.Seq)
+		w.stats.KeysDone += uint64(len(in.Old))
+		w.stats.Sectors += meant
+		w.pass.cleaned += in.Replaced
+		if in.Replaced < meant {
+			w.stats.KeysFailed++
+		}
+	}
+	w.stats.ReadErrors += uint64(f.readErrors)
+	w.stats.WriteErrors += uint64(f.writeErrors)
+	for _, b := range f.bad {
+		w.noteLocked(b.span, b.err)
+	}
+	w.landLocked(f)
+}
+
+// split groups the extents to runs.
+func (f *flight) split() {
+	v := f.w.v
+	v.set.Lock()
+	most := f.w.most
+	v.set.Unlock()
+	for i := range f.list {
+		x := &f.list[i]
+		if n := len(f.runs); n > 0 && f.runs[n-1].end == x.start && (x.end-f.runs[n-1].start <= most || x.start%f.w.unit() != 0) {
+			f.runs[n-1].end, f.runs[n-1].to = x.end, i+1
+			continue
+		}
+		f.runs = append(f.runs, run{span: span{x.start, x.end}, from: i, to: i + 1})
+	}
+	for i := range f.runs {
+		r := &f.runs[i]
+		r.buf = v.pool.Get(int(r.end-r.start) * ondisk.SectorSize)
+	}
+}
+
+// part returns the memory of a part of a run.
+func (r *run) part(from, to uint64) []byte {
+	return r.buf.Data[(from-r.start)*ondisk.SectorSize : (to-r.start)*ondisk.SectorSize]
+}
+
+// read reads the runs from the cache.
+func (f *flight) read() {
+	f.io.reset()
+	for i := range f.runs {
+		r := &f.runs[i]
+		for j := r.from; j < r.to; j++ {
+			x := &f.list[j]
+			f.io.add(true, blockdev.Request{
+				Op: blockdev.OpRead, Off: int64(x.ptr.Sector()) * ondisk.SectorSize, Buf: r.part(x.start, x.end), Purpose: blockdev.ForWriteback,
+			})
+		}
+	}
+	if f.io.run() == nil {
+		return
+	}
+	unit := f.w.unit()
+	for j := range f.list {
+		if err := f.io.parts[j].Err; err != nil {
+			// The rest of the backing device's block, which another extent may have, cannot be written either.
+			x := &f.list[j]
+			f.fail(span{x.start / unit * unit, (x.end + unit - 1) / unit * unit}, err)
+			f.readErrors++
+		}
+	}
+}
+
+// write writes the runs to the backing device, but for what could not be read.
+func (f *flight) write() {
+	f.io.reset()
+	f.pieces = f.pieces[:0]
+	for i := range f.runs {
+		r := &f.runs[i]
+		f.eachGood(r.span, func(s span) {
+			f.pieces = append(f.pieces, s)
+			f.io.add(false, f.request(r, s))
+		})
+	}
+	if f.io.run() == nil {
+		return
+	}
+	var refused []refusal
+	for i, s := range f.pieces {
+		if err := f.io.parts[i].Err; err != nil {
+			refused = append(refused, refusal{s, err})
+		}
+	}
+	at := 0
+	for _, s := range refused {
+		for f.runs[at].end <= s.start {
+			at++
+		}
+		f.halve(&f.runs[at], s)
+	}
+}
+
+type refusal struct {
+	span
+	err error
+}
+
+func (f *flight) request(r *run, s span) blockdev.Request {
+	return blockdev.Request{Op: blockdev.OpWrite, Off: backOff(s.start), Buf: r.part(s.start, s.end), Purpose: blockdev.ForWriteback}
+}
+
+// halve tries what the backing device has refused in halves, down to the smallest writes: it may take no large ones, or
+// a part of it is bad. If it takes the halves, writes are no larger from then on.
+func (f *flight) halve(r *run, s refusal) {
+	unit := f.w.unit()
+	half := ((s.end-s.start)/2 + unit - 1) / unit * unit
+	if s.end-s.start <= max(pieceLeast, unit) || half == 0 || s.start+half >= s.end {
+		f.fail(s.span, s.err)
+		f.writeErrors++
+		return
+	}
+	whole := true
+	for _, part := range []span{{s.start, s.start + half}, {s.start + half, s.end}} {
+		f.io.reset()
+		f.io.add(false, f.request(r, part))
+		if err := f.io.run(); err != nil {
+			whole = false
+			f.halve(r, refusal{part, err})
+		}
+	}
+	if whole {
+		f.w.v.set.Lock()
+		f.w.most = max(min(f.w.most, half), unit)
+		f.w.v.set.Unlock()
+	}
+}
+
+// pieceLeast is the smallest write that is tried in parts, in sectors.
+const pieceLeast = 8
+
+// fail notes that a range could not be brought down.
+func (f *flight) fail(s span, err error) {
+	f.bad = append(f.bad, failure{s, err})
+}
+
+// eachGood calls fn with the parts of a range that have not failed.
+func (f *flight) eachGood(s span, fn func(s span)) {
+	for _, b := range f.bad { // in order, where there are several
+		if b.end <= s.start || b.start >= s.end {
+			continue
+		}
+		if b.start > s.start {
+			fn(span{s.start, b.start})
+		}
+		if s.start = b.end; s.start >= s.end {
+			return
+		}
+	}
+	fn(s)
+}
+
+// gather makes the keys of what was written.
+func (f *flight) gather() {
+	slices.SortFunc(f.bad, func(a, b failure) int { return cmp.Compare(a.start, b.start) })
+	inode := f.w.v.inode
+	for i := range f.list {
+		x := &f.list[i]
+		f.eachGood(span{x.start, x.end}, func(s span) {
+			n, p := uint32(s.end-s.start), x.ptr.Advance(s.start-x.start)
+			f.keys = append(f.keys, ondisk.NewExtent(inode, s.end, n, p, false))
+			f.old = append(f.old, ondisk.NewExtent(inode, s.end, n, p, true))
+		})
+	}
+}

@@ -1,0 +1,197 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/ubcache/ubcache/internal/blockdev"
+	"github.com/ubcache/ubcache/internal/cacheset"
+	"github.com/ubcache/ubcache/internal/ondisk"
+)
+
+// A dirtyState says whether data may become dirty now. The superblock must say so first: a dirty key may be on the disk
+// only while the state there is DIRTY (F 10).
+type dirtyState struct {
+	durable bool // the state is DIRTY on the disk, and stays so while writes are under way
+	writes  int  // under way, that make data dirty
+}
+
+// storeSuper makes a superblock the backing device's. v.changing is held, or nobody else knows the volume yet.
+func (v *Volume) storeSuper(sb *ondisk.Superblock) error {
+	if err := cacheset.WriteSuperblock(v.bio, sb); err != nil {
+		return err
+	}
+	v.super.Store(sb)
+	return nil
+}
+
+// makeDirty makes the state DIRTY.
+//
+// Order (F 16): the state is durable before a dirty key enters the open journal entry.
+func (v *Volume) makeDirty() error {
+	v.changing.Lock()
+	defer v.changing.Unlock()
+	if v.super.Load().State() != ondisk.StateDirty {
+		super := *v.super.Load()
+		super.SetState(ondisk.StateDirty)
+		if err := v.storeSuper(&super); err != nil {
+			return fmt.Errorf("marking the backing device as dirty: %w", err)
+		}
+	}
+	v.set.Lock()
+	v.dirty.durable = true
+	v.set.Unlock()
+	return nil
+}
+
+// cleanLocked reports whether no data of the volume is dirty, and none is becoming so.
+func (v *Volume) cleanLocked() bool { return v.set.DirtyLocked(v.inode) == 0 && v.dirty.writes == 0 }
+
+// makeClean makes the state CLEAN if nothing is dirty, and reports whether it is that.
+//
+// Order (F 16): what was dirty is durable on the backing device before its clean keys are journalled (see flight.run and
+// op.aroundDirty); these keys are durable before the state is CLEAN; and writes that make data dirty wait until that is
+// written, and write DIRTY again.
+func (v *Volume) makeClean() (bool, error) {
+	v.changing.Lock()
+	defer v.changing.Unlock()
+	if v.super.Load().State() != ondisk.StateDirty {
+		return true, nil
+	}
+	v.set.Lock()
+	if !v.cleanLocked() {
+		v.set.Unlock()
+		return false, nil
+	}
+	v.dirty.durable = false
+	v.set.Unlock()
+	err := v.set.Sync()
+	if err == nil {
+		super := *v.super.Load()
+		super.SetState(ondisk.StateClean)
+		err = v.storeSuper(&super)
+	}
+	if err != nil {
+		return false, fmt.Errorf("marking the backing device as clean: %w", err)
+	}
+	return true, nil
+}
+
+// Detach writes all dirty data back and gives the volume's slot up; from then on the volume is its backing device, and
+// no more. If ctx ends first, or data cannot be written back, all is as before.
+//
+// Order (F 16): nothing is added to the cache, and no data becomes dirty; dirty data is written back; the backing device
+// is flushed, and the clean keys are durable; the superblock says NONE, durable; then requests may go past the index, and
+// the slot is retired.
+func (v *Volume) Detach(ctx context.Context) error {
+	if v.flash {
+		return ErrNoBacking
+	}
+	v.changing.Lock()
+	if c := v.config.Load(); c.detached || c.detaching {
+		v.changing.Unlock()
+		return ErrDetached
+	}
+	v.publish(func(c *conf) { c.detaching = true })
+	v.changing.Unlock()
+	err := v.drain(ctx)
+	if err == nil {
+		err = v.WriteBack(ctx)
+	}
+	if err == nil {
+		err = v.leave()
+	}
+	if err != nil {
+		v.changing.Lock()
+		if v.config.Load().detaching {
+			v.publish(func(c *conf) { c.detaching = false })
+		}
+		v.changing.Unlock()
+		return err
+	}
+	return v.giveUpSlot()
+}
+
+// leave makes the state NONE. Nothing is dirty, nor can it become so.
+func (v *Volume) leave() error {
+	if err := v.flushUntold(); err != nil {
+		return err
+	}
+	if err := v.set.Sync(); err != nil {
+		return err
+	}
+	v.changing.Lock()
+	defer v.changing.Unlock()
+	v.set.Lock()
+	clean := v.cleanLocked()
+	v.set.Unlock()
+	if !clean {
+		return errors.New("there is dirty data although none could be made") // a bug
+	}
+	super := *v.super.Load()
+	super.SetState(ondisk.StateNone)
+	super.SetUUID = ondisk.UUID{}
+	if err := v.storeSuper(&super); err != nil {
+		return err
+	}
+	v.publish(func(c *conf) { c.detaching, c.detached = false, true })
+	return nil
+}
+
+// giveUpSlot retires the slot of a volume that does not use it any more.
+func (v *Volume) giveUpSlot() error {
+	v.set.Lock()
+	v.dirty.durable = false
+	v.set.UnbackLocked(v.inode)
+	v.set.Unlock()
+	now := uint32(v.rt.WallTime().Unix())
+	err := v.set.ChangeSlots(func(slots []ondisk.UUIDEntry) error {
+		retire(&slots[v.inode], now)
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("the volume is detached, but its slot in the set could not be given up: %w", err)
+	}
+	return nil
+}
+
+// Detached reports whether the volume is its backing device and no more, and whether it is about to be.
+func (v *Volume) Detached() (is, becoming bool) {
+	c := v.config.Load()
+	return c.detached, c.detaching
+}
+
+// uncached carries out a request of a volume that is detached.
+func (o *op) uncached() error {
+	v := o.v
+	r := o.req
+	if r.Op == blockdev.OpDiscard && !v.back.info.CanDiscard {
+		return nil
+	}
+	v.set.Lock()
+	switch r.Op {
+	case blockdev.OpRead:
+		v.countReadLocked(r, bypassMode, false)
+	case blockdev.OpFlush:
+		v.stats.Flushes++
+	default:
+		v.countWriteLocked(r)
+	}
+	err := v.failed
+	if r.Op == blockdev.OpFlush {
+		v.failed = nil
+	}
+	v.set.Unlock()
+	if r.Op == blockdev.OpFlush && err != nil {
+		return err
+	}
+	o.io.reset()
+	own := blockdev.Request{Op: r.Op, Buf: r.Buf, Flags: r.Flags}
+	if r.Op != blockdev.OpFlush {
+		w := o.span()
+		own.Off, own.Len = backOff(w.start), int64(w.end-w.start)*ondisk.SectorSize
+	}
+	o.io.add(false, own)
+	return o.io.run()
+}
