@@ -133,7 +133,7 @@ func (t *Table) pick(b uint32, open uint64) {
 		t.stats.PickedEmpty++
 	}
 	w, s = t.raise(b, w, s, evict)
-	if evict && t.broken&breakClean != 0 || !evict && t.broken&breakEmpty != 0 {
+	if evict && t.broken&BreakV4 != 0 || !evict && t.broken&BreakV1 != 0 {
 		t.set(b, w, s.withState(stateReady))
 		t.toPool(b)
 		t.batch.want--

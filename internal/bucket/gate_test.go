@@ -37,7 +37,7 @@ func TestFreedNodeWaitsForItsParent(t *testing.T) {
 }
 
 func TestOldRootWaitsForItsEntry(t *testing.T) {
-	for _, brk := range []breakage{0, breakSeqGate} {
+	for _, brk := range []Breakage{0, breakSeqGate} {
 		tab, seq := empty(t, 600, Options{}), uint64(1)
 		batches(t, tab, &seq)
 		b := mustAllocate(t, tab, ForMeta)

@@ -204,7 +204,7 @@ func (t *Table) FreeNode(b uint32) {
 	w, s := t.meta(b, "freeing node")
 	w, s = t.raise(b, w, s, true) // the child key and the freeing key stay until the parent is rewritten
 	s = s.withState(stateGated)
-	if t.broken&breakV5 != 0 {
+	if t.broken&BreakV5 != 0 {
 		s = s.withState(stateData)
 	}
 	t.set(b, w, s)
@@ -292,13 +292,14 @@ func (t *Table) ReadyUnused(n int) (ready int) {
 	return ready
 }
 
-// breakage are rules that tests leave out, to see that they are found out.
-type breakage uint16
+// Breakage are rules that tests leave out, to see that they are found out. Those with a name of their own outside are
+// for tests of whole sets too. Assertions of rules are off where any is left out.
+type Breakage uint16
 
 const (
-	breakEmpty     breakage = 1 << iota // V1: empty buckets are ready at once
-	breakClean                          // V4: evicted ones are ready at once
-	breakV5                             // freed nodes do not wait for their parent's append
+	BreakV1        Breakage = 1 << iota // V1: empty buckets are ready at once
+	BreakV4                             // V4: evicted ones are ready at once
+	BreakV5                             // freed nodes do not wait for their parent's append, nor do their new generations
 	breakSeqGate                        // an old root or uuid array does not wait for the journal
 	breakStoredGen                      // I6: of a gated bucket the new generation is stored
 	breakLag                            // J3: raising a generation always forgets older pointers

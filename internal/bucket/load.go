@@ -49,7 +49,7 @@ func NewLoader(run *rt.Runtime, g *ondisk.Geometry, o Options) (*Loader, error) 
 	}
 	o = o.withDefaults(g)
 	n := uint32(g.NBuckets)
-	t := &Table{geo: *g, opt: o, run: run, entries: make([]entry, n), window: newWindow()}
+	t := &Table{geo: *g, opt: o, run: run, broken: o.Broken, entries: make([]entry, n), window: newWindow()}
 	for i := emptyFree; i < tiers; i++ {
 		t.index[i] = newBitset(n)
 	}

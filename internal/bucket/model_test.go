@@ -216,10 +216,10 @@ func someSteps(choose chooser) []string {
 // old root or uuid array is not among them: the batch that makes such a bucket ready nearly always waits for a
 // later entry anyhow. See TestOldRootWaitsForItsEntry.
 func TestModelFindsBrokenRules(t *testing.T) {
-	for name, brk := range map[string]breakage{
-		"V1 empty buckets at once":              breakEmpty,
-		"V4 evicted buckets at once":            breakClean,
-		"V5 freed nodes at once":                breakV5,
+	for name, brk := range map[string]Breakage{
+		"V1 empty buckets at once":              BreakV1,
+		"V4 evicted buckets at once":            BreakV4,
+		"V5 freed nodes at once":                BreakV5,
 		"I6 new generation of gated buckets":    breakStoredGen,
 		"J3 lag forgotten":                      breakLag,
 		"journal window not kept":               breakEmptySeq,
@@ -244,7 +244,7 @@ func TestModelFindsBrokenRules(t *testing.T) {
 
 // broken runs one history with a rule left out, and returns what the model says. Only what it sees of the disk
 // counts, not the table's own checks.
-func broken(brk breakage, seed int) (found string) {
+func broken(brk Breakage, seed int) (found string) {
 	type stop struct{}
 	defer func() {
 		if r := recover(); r != nil && r != (stop{}) && r != "bucket: pool overflows" {

@@ -34,6 +34,9 @@ type Options struct {
 
 	// Ready is how many buckets are kept ready for everybody, beside the reserves. Default: two batches.
 	Ready int
+
+	// Broken are rules not to keep: for tests, see Breakage.
+	Broken Breakage
 }
 
 func (o Options) withDefaults(g *ondisk.Geometry) Options {
@@ -56,7 +59,7 @@ type Table struct {
 	geo    ondisk.Geometry
 	opt    Options
 	run    *rt.Runtime
-	broken breakage // tests only: rules not to keep
+	broken Breakage // tests only: rules not to keep
 
 	entries []entry
 	index   [tiers]bitset // of what may be picked; tierNone unused

@@ -12,7 +12,7 @@ import (
 type world struct {
 	g   ondisk.Geometry
 	t   *Table
-	brk breakage
+	brk Breakage
 
 	// in memory
 	mem      []wkey // by slot
@@ -120,7 +120,7 @@ func worldGeometry() ondisk.Geometry {
 
 var worldOptions = Options{BtreeReserve: 3, MovingReserve: 1, Ready: 3, Batch: 3}
 
-func newWorld(brk breakage, expect func(format string, args ...any)) *world {
+func newWorld(brk Breakage, expect func(format string, args ...any)) *world {
 	w := &world{g: worldGeometry(), brk: brk, expect: expect, contents: map[uint32]*content{}, open: map[string]*wopen{}, openSeq: 1}
 	l, err := NewLoader(nil, &w.g, worldOptions)
 	if err != nil {
