@@ -37,6 +37,8 @@ type Options struct {
 	NodeCache int64        // bytes of the index kept in memory, at most; default 256 MiB
 	Engine    string       // "uring" or "pread"; default: uring where the system has it
 	Logger    *slog.Logger // default: none
+
+	broken cacheset.Broken // rules not to keep: for tests
 }
 
 // A CacheSet is a running cache set.
@@ -74,7 +76,7 @@ func Open(ctx context.Context, o Options) (_ *CacheSet, err error) {
 	if err := judge(s.cache, o.Volumes); err != nil {
 		return nil, err
 	}
-	opt := cacheset.Options{NodeCache: o.NodeCache, Logger: o.Logger}
+	opt := cacheset.Options{NodeCache: o.NodeCache, Logger: o.Logger, Broken: o.broken}
 	if o.RuntimeDir != "" {
 		if s.shared, err = openShared(s.cache, o.RuntimeDir); err != nil {
 			return nil, err

@@ -99,6 +99,15 @@ func (t *Tree) OldestPin() (uint64, *Node) {
 	return t.pinned[0].pins.oldest, t.pinned[0]
 }
 
+// DropPins lets go of what nodes that were just installed have taken over from those that they replaced: against M1,
+// for tests.
+func (t *Tree) DropPins(nodes []*Node) {
+	for _, n := range nodes {
+		n.link.pin = 0
+		t.pinned.update(n)
+	}
+}
+
 // OldestPin returns the oldest journal entry that the node needs, 0 where it needs none. An append is enough to
 // let go of it, unless the node is not linked yet: then what refers to it must become durable, too.
 func (n *Node) OldestPin() uint64 { return n.pins.oldest }

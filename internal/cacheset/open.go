@@ -68,6 +68,7 @@ func newSet(dev blockdev.Device, o Options) *Set {
 	if o.JournalDelay == 0 {
 		o.JournalDelay = journal.DefaultDelay
 	}
+	o.Buckets.Broken |= o.Broken.buckets()
 	s := &Set{
 		rt: blockdev.RuntimeOf(dev), log: o.Logger, dev: dev, info: dev.Info(), opt: o,
 		pool: blockdev.NewPool(blockdev.PoolOptions{}), loading: map[uint32]struct{}{}, torn: map[ondisk.Ptr]bool{},
@@ -331,6 +332,9 @@ func (s *Set) replay(ctx context.Context, rec *journal.Recovery) error {
 // replayKey inserts a key of entry seq.
 func (s *Set) replayKey(seq uint64, k *ondisk.Key) error {
 	if k.Size() == 0 {
+		return nil
+	}
+	if s.opt.Broken&SkipJ2 != 0 && s.skipStale(k) {
 		return nil
 	}
 	key := *k

@@ -65,6 +65,9 @@ func (s *Set) rewrite(n *btree.Node) error {
 		s.mu.Unlock()
 		return err
 	}
+	if s.opt.Broken&SkipM1 != 0 {
+		s.tree.DropPins(in.New)
+	}
 	for _, old := range in.Old {
 		s.table.FreeNode(s.bucketOf(old.Ptr))
 	}

@@ -28,6 +28,8 @@ type Options struct {
 	JournalDelay time.Duration // how long keys wait for company; default 100 ms
 	Buckets      bucket.Options
 
+	Broken Broken // rules not to keep: for tests
+
 	Logger *slog.Logger // default: none
 }
 
