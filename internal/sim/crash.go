@@ -71,6 +71,15 @@ func (v *volume) left(list []entry, counts func(*entry) bool) choice {
 	return c
 }
 
+// allows checks what all of a volume holds, as a read would that began now. It tells the History nothing.
+func (h *History) allows(vol int, p []byte) error {
+	if size := h.volumes[vol].Size; int64(len(p)) != size {
+		return fmt.Errorf("%d bytes, want %d", len(p), size)
+	}
+	c := h.Clone()
+	return c.read(vol, 0, p, c.tick())
+}
+
 // ReadAll reads all of a volume, in pieces of random size and order, and checks each block.
 func (c *Client) ReadAll(ctx context.Context, rng *rand.Rand) error {
 	blocks := c.t.Size() / c.block

@@ -12,7 +12,7 @@
 //	devices of the Env                         |
 //	           |   dies before operation n     |
 //	           v                               |
-//	images, one per strength -- Reopen --> read all, Stir, read all, stop, Reopen, read all, Check
+//	images, one per strength -- Reopen --> read all, Stir, read all, stop, Reopen, read all, Check, Alone
 //
 // # What a read may return
 //
@@ -32,6 +32,10 @@
 //     takes none for certain.
 //   - A discarded block reads as anything that it ever held, or zeroes; once it has been read, it stays so.
 //   - A request that failed may have happened, wholly or in part, and may happen later, until the next start.
+//
+// Where Volume.Loose says so, reads of a block do not bind one another after a crash: each may return another of what
+// that may have left. What a volume holds without its cache (Loop.Alone) is judged as one more read, which nobody hears
+// of.
 //
 // # How a Loop works
 //

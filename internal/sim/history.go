@@ -14,6 +14,9 @@ type Volume struct {
 	Size  int64 // bytes
 	Block int   // bytes
 	Zero  bool  // reads as zeroes before the first write; otherwise as Fill says
+
+	// Loose: of what a cut or a kill may have left of a block, each read may return another, until it is written again.
+	Loose bool
 }
 
 // A History knows what was done to some volumes, in which order as far as the callers can know, and so what a read
@@ -313,7 +316,7 @@ func (h *History) readBlock(vol int, block int64, p []byte, start uint64) error 
 	case 1:
 		e := &list[at]
 		e.effect, e.held = min(e.effect, h.now), max(e.held, start)
-		if e.wild && e.end != 0 && start > e.end {
+		if e.wild && e.end != 0 && start > e.end && !(v.Loose && h.ops[e.op].kind == opCrash) {
 			e.bound, e.value = true, value
 		}
 	}

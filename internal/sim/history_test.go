@@ -179,6 +179,32 @@ func TestHistory(t *testing.T) {
 	}
 }
 
+// Where reads after a crash may go to and fro, they still tell what was flushed, and what was written since.
+func TestLooseHistory(t *testing.T) {
+	for _, words := range []string{
+		"+a -a +b -b cut =0 =a =b =0",
+		"+A -A +b -b cut =A =b =A !0",
+		"+a -a +f -f cut !0",
+		"+a -a cut =0 =a +b -b =b !a",
+		"+a -a cut =a +b =0 =b !a",
+		"+a -a +b kill =a =b =a !0",
+		"+a -a cut =0 stop =a =0",
+		"+a -a cut =0 cut =a",
+		"+a -a cut =a +b -b +f -f cut !a",
+		"+a -a +b -b !a",
+		"+a -a +d -d =0 !zero",
+	} {
+		s := newScript(false)
+		s.h.volumes[0].Loose = true
+		for word := range strings.FieldsSeq(words) {
+			if err := s.step(word); err != nil {
+				t.Errorf("%s: %v", words, err)
+				break
+			}
+		}
+	}
+}
+
 // What the check below knows of a history: operations with the times of their events, and values in place of names.
 type event struct {
 	read       bool

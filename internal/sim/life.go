@@ -101,10 +101,8 @@ func (l *life) anyStrength() string {
 func (t *trial) follow(cut int, e *end, number int) *Failure {
 	t.images.Add(1)
 	fail := func(err error) *Failure { return t.failure(cut, e.strength, number, err) }
-	if t.Check != nil {
-		if err := t.check(e.images, e.kind); err != nil {
-			return fail(fmt.Errorf("check of the devices after the %v: %w", e.kind, err))
-		}
+	if err := t.check(e.images, e.kind, e.history); err != nil {
+		return fail(fmt.Errorf("check of the devices after the %v: %w", e.kind, err))
 	}
 	seed := t.mix(uint64(cut), uint64(number), e.strength)
 	if number > t.Lives {
@@ -363,10 +361,8 @@ func (t *trial) verify(e *end, number int, seed uint64) error {
 	if err != nil {
 		return err
 	}
-	if t.Check != nil {
-		if err := t.check(e.images, Stop); err != nil {
-			return fmt.Errorf("check of the devices after %v and stop: %w", e.kind, err)
-		}
+	if err := t.check(e.images, Stop, e.history); err != nil {
+		return fmt.Errorf("check of the devices after %v and stop: %w", e.kind, err)
 	}
 	return nil
 }
@@ -392,12 +388,35 @@ func (t *trial) stability(ctx context.Context, env *Env, e *end, s *System, rng 
 	return nil
 }
 
-func (t *trial) check(images []*blockdev.MemoryDevice, kind Kind) error {
+// check looks at the devices of a system that is at rest.
+func (t *trial) check(images []*blockdev.MemoryDevice, kind Kind, h *History) error {
 	r := rt.New()
 	for _, m := range images {
 		m.SetRuntime(r)
 	}
-	return t.Check(context.Background(), Rest{Images: images, Kind: kind})
+	rest := Rest{Images: images, Kind: kind}
+	if t.Check != nil {
+		if err := t.Check(context.Background(), rest); err != nil {
+			return err
+		}
+	}
+	if t.Alone == nil {
+		return nil
+	}
+	volumes, err := t.Alone(rest)
+	if err != nil {
+		return fmt.Errorf("volumes without their cache: %w", err)
+	}
+	for i, p := range volumes {
+		if p == nil {
+			continue
+		}
+		if err := h.allows(i, p); err != nil {
+			return fmt.Errorf("volume %d without its cache: %w", i, err)
+		}
+		t.alone.Add(1)
+	}
+	return nil
 }
 
 // copyOf returns a device with the same content.

@@ -78,6 +78,10 @@ type Loop struct {
 	Stir func(ctx context.Context, e *Env, s *System) error
 	// Check, if set, looks at the devices: right after the crash, and after an orderly stop at the end.
 	Check func(ctx context.Context, r Rest) error
+	// Alone, if set, is called where Check is. It returns, in the order of Volumes, what each holds without its cache:
+	// all of it, in memory that stays as it is; nil for one that the devices say must not be used so. It is judged as
+	// what the volume's own reads return is, and may differ from that where the History leaves a choice.
+	Alone func(r Rest) ([][]byte, error)
 
 	// Limit is the simulated time that a life may take, default 2 h.
 	Limit time.Duration
@@ -89,6 +93,7 @@ type Loop struct {
 type Result struct {
 	Cuts   int // lives that were cut short
 	Images int // what they left, reopened and checked
+	Alone  int // volumes that were checked without their cache
 	Ops    int // changing operations of the life that came to its end
 }
 
@@ -126,7 +131,7 @@ func (l Loop) Run(t testing.TB) {
 	if err != nil {
 		t.Error(err)
 	}
-	t.Logf("seed %d: %d cuts, %d images checked, %d operations", l.Seed, r.Cuts, r.Images, r.Ops)
+	t.Logf("seed %d: %d cuts, %d images checked, %d volumes without their cache, %d operations", l.Seed, r.Cuts, r.Images, r.Alone, r.Ops)
 }
 
 // Try runs the loop and returns the first failure, a *Failure.
@@ -142,7 +147,7 @@ func (l Loop) try(only only) (Result, error) {
 	}
 	t := &trial{Loop: l, only: only}
 	err := t.all()
-	return Result{Cuts: int(t.cuts.Load()), Images: int(t.images.Load()), Ops: int(t.ops.Load())}, err
+	return Result{Cuts: int(t.cuts.Load()), Images: int(t.images.Load()), Alone: int(t.alone.Load()), Ops: int(t.ops.Load())}, err
 }
 
 // A trial is one run of a Loop.
@@ -155,6 +160,7 @@ type trial struct {
 	finished atomic.Bool  // a life came to its end
 	cuts     atomic.Int64
 	images   atomic.Int64
+	alone    atomic.Int64
 	ops      atomic.Int64
 
 	mu     sync.Mutex

@@ -302,6 +302,42 @@ func TestCacheInRuntimeDirectorySurvivesCuts(t *testing.T) {
 	}
 }
 
+// alone has a loop's only disk judged as what its volume holds without its cache.
+func alone(l Loop) Loop {
+	l.Alone = func(r Rest) ([][]byte, error) { return [][]byte{r.Images[0].Bytes()}, nil }
+	return l
+}
+
+// TestAlone has the disk of a write-back cache looked at without what the cache has: a flush has moved all there, so
+// that after a cut nothing is missing. What was only acknowledged before a kill is.
+func TestAlone(t *testing.T) {
+	for _, seed := range Seeds(2) {
+		l := alone(cachedLoop(seed, false))
+		l.Step, l.Test = 15, t.Name()
+		r, err := l.Try()
+		if want := 2 * r.Images; err != nil || r.Alone != want || want == 0 {
+			t.Errorf("seed %d: %d images, %d looked at alone: %v", seed, r.Images, r.Alone, err)
+		}
+	}
+	findIn(t, 2, func(seed uint64) Loop {
+		l := alone(cachedLoop(seed, false))
+		l.Kill = true
+		return l
+	})
+	l := small(0)
+	l.Most = 1
+	l.Alone = func(Rest) ([][]byte, error) { return [][]byte{nil}, nil } // it says that it must not be
+	if r, err := l.Try(); err != nil || r.Alone != 0 {
+		t.Errorf("%d looked at alone: %v", r.Alone, err)
+	}
+	for _, p := range [][]byte{{}, make([]byte, diskSize+512)} {
+		l.Alone = func(Rest) ([][]byte, error) { return [][]byte{p}, nil }
+		if _, err := l.Try(); err == nil {
+			t.Errorf("%d bytes are a whole volume", len(p))
+		}
+	}
+}
+
 // TestFailureRepeats repeats a failure by what its message says.
 func TestFailureRepeats(t *testing.T) {
 	loop := func() Loop {
