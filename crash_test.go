@@ -168,6 +168,7 @@ func crashLoop(seed uint64, mode string) sim.Loop {
 			return s.Targets[0].Flush(ctx)
 		},
 		Check: checkAtRest,
+		Alone: backingAlone,
 	}
 	for _, size := range crashSizes {
 		l.Disks = append(l.Disks, sim.Disk{Size: size + crashOffset})
@@ -219,11 +220,29 @@ func checkAtRest(ctx context.Context, r sim.Rest) error {
 		return err
 	}
 	for _, f := range s.Report.Findings() {
-		if f.Severity > offline.Harmless {
+		// A kernel may write CLEAN before it is true, we never do (F 10).
+		if f.Severity > offline.Harmless || f.Code == offline.DirtyUnderClean {
 			return fmt.Errorf("check: %s", f.String())
 		}
 	}
 	return nil
+}
+
+// backingAlone returns the data of each backing device whose superblock says that nothing of it is in the cache alone.
+func backingAlone(r sim.Rest) ([][]byte, error) {
+	var volumes [][]byte
+	for _, d := range r.Images[1:] {
+		sb, err := readSuper(d)
+		if err != nil {
+			return nil, err
+		}
+		var p []byte
+		if state := sb.State(); state == ondisk.StateClean || state == ondisk.StateNone {
+			p = d.Bytes()[sb.DataOffset()*ondisk.SectorSize:]
+		}
+		volumes = append(volumes, p)
+	}
+	return volumes, nil
 }
 
 // crashStep is every how many operations the power is cut. With UBCACHE_EVERY_CUT set ("make long") it is each.

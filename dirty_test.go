@@ -34,6 +34,12 @@ func dirtyLoop(seed uint64, mode string, ranges int) sim.Loop {
 				return errors.Join(err, s.Close(ctx))
 			}
 		}
+		if err := s.Close(ctx); err != nil {
+			return err
+		}
+		if s, err = openCrash(ctx, e, "writethrough"); err != nil { // the superblocks say DIRTY now
+			return err
+		}
 		return s.Close(ctx)
 	}
 	return l
