@@ -69,7 +69,7 @@ func (f *flight) fly() {
 	f.split()
 	f.read()
 	f.write()
-	if f.gather(); len(f.keys) > 0 {
+	if f.gather(); len(f.keys) > 0 && v.set.Broken()&cacheset.SkipF1 == 0 {
 		if err := v.flushUntold(); err != nil {
 			f.fail(span{f.list[0].start, f.list[len(f.list)-1].end}, err)
 			f.keys = f.keys[:0]
@@ -77,6 +77,7 @@ func (f *flight) fly() {
 	}
 	in := &f.in
 	in.Keys, in.Old = f.keys, f.old[:len(f.keys)]
+	in.Unjournalled = v.set.Broken()&(cacheset.SkipJ1|cacheset.SkipV3) != 0
 	err := v.set.Insert(in) // the set logs why it has stopped
 	var meant uint64
 	for i := range in.Old {

@@ -32,7 +32,7 @@ func (v *Volume) storeSuper(sb *ondisk.Superblock) error {
 func (v *Volume) makeDirty() error {
 	v.changing.Lock()
 	defer v.changing.Unlock()
-	if v.super.Load().State() != ondisk.StateDirty {
+	if v.super.Load().State() != ondisk.StateDirty && v.set.Broken()&cacheset.SkipDirtyState == 0 {
 		super := *v.super.Load()
 		super.SetState(ondisk.StateDirty)
 		if err := v.storeSuper(&super); err != nil {
@@ -66,7 +66,10 @@ func (v *Volume) makeClean() (bool, error) {
 	}
 	v.dirty.durable = false
 	v.set.Unlock()
-	err := v.set.Sync()
+	var err error
+	if v.set.Broken()&(cacheset.EarlyClean|cacheset.SkipV3) == 0 {
+		err = v.set.Sync()
+	}
 	if err == nil {
 		super := *v.super.Load()
 		super.SetState(ondisk.StateClean)
