@@ -59,8 +59,10 @@ func (f *flight) fullFor(sectors uint64) bool {
 
 // fly writes the batch back.
 //
-// Order (F 11, 16; F1, V3 of B 9.3): the data is read, its buckets held; it is written to the backing device; the backing
-// device is flushed; the keys are marked clean, in the journal too, where the index still says what was read.
+// Order (F 11, 16; F1, V3 of B 9.3): the data is read, its buckets held; its keys are durable, or a power cut would bring
+// back what they cover, clean perhaps, over what is on the backing device then; the data is written to the backing
+// device; the backing device is flushed; the keys are marked clean, in the journal too, where the index still says what
+// was read.
 func (f *flight) fly() {
 	w := f.w
 	v := w.v
@@ -68,7 +70,11 @@ func (f *flight) fly() {
 	f.readErrors, f.writeErrors = 0, 0
 	f.split()
 	f.read()
-	f.write()
+	if err := v.set.Sync(); err == nil {
+		f.write()
+	} else {
+		f.fail(span{f.list[0].start, f.list[len(f.list)-1].end}, err)
+	}
 	if f.gather(); len(f.keys) > 0 && v.set.Broken()&cacheset.SkipF1 == 0 {
 		if err := v.flushUntold(); err != nil {
 			f.fail(span{f.list[0].start, f.list[len(f.list)-1].end}, err)
