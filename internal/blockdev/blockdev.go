@@ -127,7 +127,8 @@ type Info struct {
 	Size          int64  // bytes, a multiple of LogicalBlock
 	LogicalBlock  int    // bytes: unit of offsets and lengths, 512 or more
 	PhysicalBlock int    // bytes: writes of less may be slower
-	OptimalIO     int    // bytes, 0 when the device does not say
+	OptimalIO     int    // bytes, 0 when the device does not say; of a RAID a stripe
+	PartialStripe bool   // writes of less than a stripe cost reads too: RAID 4, 5 and 6
 	MaxTransfer   int    // bytes: larger reads and writes are split inside; a hint for callers
 	BufferAlign   int    // bytes: how Request.Buf must be aligned in memory
 	Rotational    bool

@@ -88,6 +88,7 @@ func (f *file) describeBlock(st *unix.Stat_t) error {
 	f.info.LogicalBlock = int(logical)
 	f.info.PhysicalBlock = int(physical)
 	f.info.OptimalIO = int(optimal)
+	f.info.PartialStripe = parityRAID(filepath.Dir(queue))
 	f.info.Rotational = sysfsInt(queue, "rotational") == 1
 	f.info.CanDiscard = sysfsInt(queue, "discard_max_bytes") > 0
 	if kb := sysfsInt(queue, "max_sectors_kb"); kb > 0 {
@@ -176,6 +177,20 @@ func sysfsQueue(dev uint64) string {
 		dir = filepath.Dir(dir)
 	}
 	return dir + "/queue"
+}
+
+// parityRAID reports whether a device, by its folder in sysfs, is an array with parity. Of others below it nothing is
+// known: the kernel tells only itself.
+func parityRAID(dir string) bool {
+	level, err := os.ReadFile(filepath.Join(dir, "md/level"))
+	if err != nil {
+		return false
+	}
+	switch strings.TrimSpace(string(level)) {
+	case "raid4", "raid5", "raid6":
+		return true
+	}
+	return false
 }
 
 // sysfsInt reads a number, or -1 where there is none.

@@ -577,5 +577,28 @@ func (v *Volume) WritebackStatus() WritebackStatus {
 	if s.Terms.Rate < writeback.MaxRate {
 		s.NextIO = w.limiter.Delay(v.rt.Now())
 	}
+	s.StripeSectors, s.PartialStripe = stripeSectors(&v.back.info), v.back.info.PartialStripe
 	return s
+}
+
+// stripeLeast is the least size of a stripe, in sectors: several small ones count as one.
+const stripeLeast = 4 << 20 / ondisk.SectorSize
+
+// stripeSectors returns the unit in which dirty data counts as being together, 0: none. Source: B 5.1.
+func stripeSectors(info *blockdev.Info) uint64 {
+	n := uint64(info.OptimalIO) / ondisk.SectorSize
+	if n == 0 || n >= stripeLeast {
+		return n
+	}
+	return (stripeLeast + n - 1) / n * n
+}
+
+// stripeDirtyLocked reports whether part of the stripes that s touches is dirty, on a device where it is better then to
+// write all of it from the cache, later.
+func (v *Volume) stripeDirtyLocked(s span) bool {
+	n := stripeSectors(&v.back.info)
+	if !v.back.info.PartialStripe || n == 0 {
+		return false
+	}
+	return v.set.AnyDirtyLocked(v.inode, s.start/n*n, (s.end+n-1)/n*n)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/ubcache/ubcache/internal/offline"
 	"github.com/ubcache/ubcache/internal/ondisk"
 	"github.com/ubcache/ubcache/internal/rt"
+	"github.com/ubcache/ubcache/internal/writeback"
 )
 
 func TestRoute(t *testing.T) {
@@ -194,6 +195,51 @@ func TestBypassFull(t *testing.T) {
 			v.set.Unlock()
 			if got != c.want {
 				t.Errorf("%d percent in use: %d, want %d", inUse, got, c.want)
+			}
+		}
+		return nil
+	})
+}
+
+// Where partial stripes are expensive, what would go round the cache does not if its stripe has dirty data.
+func TestPartialStripes(t *testing.T) {
+	simulateVolume(t, 4000, func(v *Volume, q *queue) error {
+		if err := v.SetMode(ondisk.Writeback); err != nil {
+			return err
+		}
+		if err := v.ChangeWriteback(func(s *writeback.Settings) error { s.Running = false; return nil }); err != nil {
+			return err
+		}
+		io, err := blockdev.NewIO(v, 1)
+		if err != nil {
+			return err
+		}
+		defer io.Close()
+		if err := io.WriteAt(make([]byte, 4096), 0, 0); err != nil {
+			return err
+		}
+		v.back.info.OptimalIO = 192 << 10
+		if n := stripeSectors(&v.back.info); n != 22*192<<10/512 {
+			t.Errorf("a stripe of %d sectors", n)
+		}
+		for _, c := range []struct {
+			expensive bool
+			off       int64
+			want      route
+		}{{false, 8192, routeAround}, {true, 8192, routeBack}, {true, 6 << 20, routeAround}} {
+			v.back.info.PartialStripe = c.expensive
+			conf := v.use()
+			o := v.newOp(q, &blockdev.Request{Op: blockdev.OpWrite, Off: c.off, Buf: make([]byte, 4096)}, conf, bypassSequential, false)
+			v.unuse(conf)
+			v.set.Lock()
+			way, _, err := o.decideLocked(o.span())
+			v.set.Unlock()
+			v.putOp(o)
+			if err != nil {
+				return err
+			}
+			if way != c.want {
+				t.Errorf("%+v: route %d", c, way)
 			}
 		}
 		return nil

@@ -98,7 +98,7 @@ func (o *op) decideLocked(w span) (way route, cached bool, err error) {
 	// Nobody says of a request whether it is waited for: all are taken for such.
 	rt.writeback = writeback.ShouldWriteback(writeback.Decision{
 		Writeback: o.conf.Mode == ondisk.Writeback, Detaching: o.conf.detaching, InUse: inUse, Discard: !rt.data,
-		Bypass: o.why != accepted, Sync: true,
+		PartialStripe: v.stripeDirtyLocked(w), Bypass: o.why != accepted, Sync: true,
 	})
 	return rt.route(), cached, err
 }
