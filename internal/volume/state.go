@@ -15,15 +15,16 @@ import (
 type dirtyState struct {
 	durable bool // the state is DIRTY on the disk, and stays so while writes are under way
 	writes  int  // under way, that make data dirty
+	doubt   bool // a write of the superblock has failed: what is on the disk is not known. Guarded by Volume.changing.
 }
 
 // storeSuper makes a superblock the backing device's. v.changing is held, or nobody else knows the volume yet.
 func (v *Volume) storeSuper(sb *ondisk.Superblock) error {
-	if err := cacheset.WriteSuperblock(v.bio, sb); err != nil {
-		return err
+	err := cacheset.WriteSuperblock(v.bio, sb)
+	if v.dirty.doubt = err != nil; !v.dirty.doubt {
+		v.super.Store(sb)
 	}
-	v.super.Store(sb)
-	return nil
+	return err
 }
 
 // makeDirty makes the state DIRTY.
@@ -32,7 +33,7 @@ func (v *Volume) storeSuper(sb *ondisk.Superblock) error {
 func (v *Volume) makeDirty() error {
 	v.changing.Lock()
 	defer v.changing.Unlock()
-	if v.super.Load().State() != ondisk.StateDirty && v.set.Broken()&cacheset.SkipDirtyState == 0 {
+	if (v.dirty.doubt || v.super.Load().State() != ondisk.StateDirty) && v.set.Broken()&cacheset.SkipDirtyState == 0 {
 		super := *v.super.Load()
 		super.SetState(ondisk.StateDirty)
 		if err := v.storeSuper(&super); err != nil {
@@ -56,7 +57,7 @@ func (v *Volume) cleanLocked() bool { return v.set.DirtyLocked(v.inode) == 0 && 
 func (v *Volume) makeClean() (bool, error) {
 	v.changing.Lock()
 	defer v.changing.Unlock()
-	if v.super.Load().State() != ondisk.StateDirty {
+	if !v.dirty.doubt && v.super.Load().State() != ondisk.StateDirty || v.config.Load().detached {
 		return true, nil
 	}
 	v.set.Lock()

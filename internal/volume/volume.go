@@ -255,6 +255,10 @@ func (v *Volume) EachState(off, n int64, fn func(cached, dirty bool, off, n int6
 	if off < 0 || n < 0 || off > v.Info().Size-n {
 		return blockdev.ErrOutOfRange
 	}
+	if is, _ := v.Detached(); is {
+		fn(false, false, off, n)
+		return nil
+	}
 	at, end := v.first+uint64(off)/ondisk.SectorSize, v.first+uint64(off+n)/ondisk.SectorSize
 	for at < end {
 		v.set.Lock()
