@@ -117,53 +117,77 @@ func (c *slotConn) Close() error {
 
 // An endpoint is a path of version 1.
 type endpoint struct {
-	path     string
-	params   []string // all must be given, once
-	get, put func(s *Server, r *http.Request, params []string) (any, error)
+	path  string // {name} stands for one part of any content
+	calls []call // in the order in which they are told
+}
+
+// A call is what a method does at an endpoint.
+type call struct {
+	method string
+	params []string // all must be given, once
+	work   func(s *Server, r *request) (any, error)
+}
+
+// A request is what a call is told.
+type request struct {
+	*http.Request
+	name   string   // what stands for {name}
+	params []string // the values of the call's params
 }
 
 var endpoints = []endpoint{
-	{path: "/v1/status", get: func(s *Server, r *http.Request, _ []string) (any, error) {
+	{"/v1/status", []call{{method: "GET", work: func(s *Server, r *request) (any, error) {
 		return s.backend.Status(r.Context())
-	}},
-	{path: "/v1/objects", get: func(s *Server, r *http.Request, _ []string) (any, error) {
+	}}}},
+	{"/v1/objects", []call{{method: "GET", work: func(s *Server, r *request) (any, error) {
 		list, err := s.backend.Objects(r.Context())
 		return objectsReply{list}, err
-	}},
-	{path: "/v1/attributes", params: []string{"object"}, get: func(s *Server, r *http.Request, p []string) (any, error) {
-		list, err := s.backend.Attributes(r.Context(), p[0])
+	}}}},
+	{"/v1/attributes", []call{{method: "GET", params: []string{"object"}, work: func(s *Server, r *request) (any, error) {
+		list, err := s.backend.Attributes(r.Context(), r.params[0])
 		return attributesReply{list}, err
-	}},
-	{
-		path: "/v1/attribute", params: []string{"object", "name"},
-		get: func(s *Server, r *http.Request, p []string) (any, error) {
-			value, err := s.backend.Attribute(r.Context(), p[0], p[1])
+	}}}},
+	{"/v1/attribute", []call{
+		{method: "GET", params: []string{"object", "name"}, work: func(s *Server, r *request) (any, error) {
+			value, err := s.backend.Attribute(r.Context(), r.params[0], r.params[1])
 			return valueReply{value}, err
-		},
-		put: (*Server).setAttribute,
-	},
+		}},
+		{method: "PUT", params: []string{"object", "name"}, work: (*Server).setAttribute},
+	}},
 }
 
-func (s *Server) setAttribute(r *http.Request, p []string) (any, error) {
-	body, err := io.ReadAll(http.MaxBytesReader(nil, r.Body, maxBody))
-	if err != nil {
-		return nil, errorf(ErrBadRequest, "the body cannot be read, or has more than %d bytes: %v", maxBody, err)
-	}
+func (s *Server) setAttribute(r *request) (any, error) {
 	var v valueRequest
-	d := json.NewDecoder(bytes.NewReader(body))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&v); err != nil || v.Value == nil {
-		return nil, errorf(ErrBadRequest, `the body is not {"value": "TEXT"}: %v`, err)
+	const form = `{"value": "TEXT"}`
+	if err := r.content(form, &v); err != nil {
+		return nil, err
 	}
-	if _, err := d.Token(); err != io.EOF {
-		return nil, errorf(ErrBadRequest, `more follows after {"value": "TEXT"}`)
+	if v.Value == nil {
+		return nil, errorf(ErrBadRequest, "the body is not %s: value is missing", form)
 	}
-	if err := s.backend.SetAttribute(r.Context(), p[0], p[1], *v.Value); err != nil {
+	if err := s.backend.SetAttribute(r.Context(), r.params[0], r.params[1], *v.Value); err != nil {
 		return nil, err
 	}
 	// What can only be written has no value to answer with.
-	value, _ := s.backend.Attribute(r.Context(), p[0], p[1])
+	value, _ := s.backend.Attribute(r.Context(), r.params[0], r.params[1])
 	return valueReply{value}, nil
+}
+
+// content decodes the body, which is to have a form: the fields of to, and no others.
+func (r *request) content(form string, to any) error {
+	body, err := io.ReadAll(http.MaxBytesReader(nil, r.Body, maxBody))
+	if err != nil {
+		return errorf(ErrBadRequest, "the body cannot be read, or has more than %d bytes: %v", maxBody, err)
+	}
+	d := json.NewDecoder(bytes.NewReader(body))
+	d.DisallowUnknownFields()
+	if err := d.Decode(to); err != nil {
+		return errorf(ErrBadRequest, "the body is not %s: %v", form, err)
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return errorf(ErrBadRequest, "more follows after %s", form)
+	}
+	return nil
 }
 
 // ServeHTTP answers one request.
@@ -194,40 +218,64 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // answer finds out what a request wants. On a method that is not known it sets Allow.
 func (s *Server) answer(r *http.Request, header http.Header) (any, error) {
-	i := slices.IndexFunc(endpoints, func(e endpoint) bool { return e.path == r.URL.Path })
-	if i < 0 {
+	var e *endpoint
+	var name string
+	for i := range endpoints {
+		if part, ok := endpoints[i].match(r.URL.EscapedPath()); ok {
+			e, name = &endpoints[i], part
+		}
+	}
+	if e == nil {
 		return nil, unknownPath(r.URL.Path)
 	}
-	e := &endpoints[i]
-	work, methods := e.get, []string{"GET"}
-	if e.put != nil {
-		methods = append(methods, "PUT")
-	}
-	switch {
-	case r.Method == "PUT" && e.put != nil:
-		work = e.put
-	case r.Method != "GET":
+	i := slices.IndexFunc(e.calls, func(c call) bool { return c.method == r.Method })
+	if i < 0 {
+		var methods []string
+		for _, c := range e.calls {
+			methods = append(methods, c.method)
+		}
 		header.Set("Allow", strings.Join(methods, ", "))
 		u := errorf(ErrUnknownRequest, "%s takes %s, not %q", e.path, strings.Join(methods, " and "), r.Method)
 		u.Known = methods
 		return nil, u
 	}
-	params, err := e.parse(r.URL.RawQuery)
+	c := &e.calls[i]
+	params, err := c.parse(e.path, r.URL.RawQuery)
 	if err != nil {
 		return nil, err
 	}
-	return work(s, r, params)
+	return c.work(s, &request{r, name, params})
 }
 
-// parse returns the values of an endpoint's parameters in their order.
-func (e *endpoint) parse(query string) ([]string, error) {
+// match reports whether a path, as it is in a URL, is the endpoint's, and what stands for {name} then.
+func (e *endpoint) match(path string) (name string, ok bool) {
+	want, parts := strings.Split(e.path, "/"), strings.Split(path, "/")
+	if len(want) != len(parts) {
+		return "", false
+	}
+	for i, part := range parts {
+		text, err := url.PathUnescape(part)
+		switch {
+		case err != nil:
+			return "", false
+		case want[i] == "{name}":
+			name = text
+		case want[i] != text:
+			return "", false
+		}
+	}
+	return name, true
+}
+
+// parse returns the values of a call's parameters in their order.
+func (c *call) parse(path, query string) ([]string, error) {
 	fail := func(format string, args ...any) error {
 		want := "none"
-		if len(e.params) > 0 {
-			want = strings.Join(e.params, " and ") + ", each once"
+		if len(c.params) > 0 {
+			want = strings.Join(c.params, " and ") + ", each once"
 		}
-		b := errorf(ErrBadRequest, "parameters of %s: %s; want %s", e.path, fmt.Sprintf(format, args...), want)
-		b.Known = e.params
+		b := errorf(ErrBadRequest, "parameters of %s: %s; want %s", path, fmt.Sprintf(format, args...), want)
+		b.Known = c.params
 		return b
 	}
 	q, err := url.ParseQuery(query)
@@ -235,12 +283,12 @@ func (e *endpoint) parse(query string) ([]string, error) {
 		return nil, fail("%v", err)
 	}
 	for name := range q {
-		if !slices.Contains(e.params, name) {
+		if !slices.Contains(c.params, name) {
 			return nil, fail("%q is not known", name)
 		}
 	}
-	values := make([]string, len(e.params))
-	for i, name := range e.params {
+	values := make([]string, len(c.params))
+	for i, name := range c.params {
 		if len(q[name]) != 1 {
 			return nil, fail("%s is given %d times", name, len(q[name]))
 		}
