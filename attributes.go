@@ -11,6 +11,7 @@ import (
 
 	"github.com/ubcache/ubcache/internal/ondisk"
 	"github.com/ubcache/ubcache/internal/volume"
+	"github.com/ubcache/ubcache/internal/writeback"
 )
 
 // Objects that have attributes, beside the volumes.
@@ -29,7 +30,13 @@ type Attribute struct {
 type attr[T any] struct {
 	name string
 	get  func(t T) string
-	set  func(t T, value string) error // nil: read only
+	set  func(ctx context.Context, t T, value string) error // nil: read only
+}
+
+// An openVolume is a volume that has attributes, with its set.
+type openVolume struct {
+	*Volume
+	set *CacheSet
 }
 
 var setAttributes = []attr[*CacheSet]{
@@ -39,13 +46,19 @@ var setAttributes = []attr[*CacheSet]{
 	{"bucket_size", func(s *CacheSet) string { return human(s.set.Geometry().BucketBytes()) }, nil},
 	{"cache_available_percent", func(s *CacheSet) string { return fmt.Sprint(100 - s.set.Info().InUse) }, nil},
 	{"cache_read_races", func(s *CacheSet) string {
-		var n uint64
-		for _, v := range s.Volumes() {
-			n += v.v.Stats().ReadRaces
-		}
-		return fmt.Sprint(n)
+		return sum(s, func(v *Volume) uint64 { return v.v.Stats().ReadRaces })
 	}, nil},
-	{"journal_delay_ms", func(s *CacheSet) string { return fmt.Sprint(s.set.JournalDelay().Milliseconds()) }, func(s *CacheSet, value string) error {
+	{"cutoff_writeback", func(*CacheSet) string { return fmt.Sprint(writeback.CutoffWriteback) }, nil},
+	{"cutoff_writeback_sync", func(*CacheSet) string { return fmt.Sprint(writeback.CutoffWritebackSync) }, nil},
+	{"flash_vol_create", writeOnly[*CacheSet], flashVolCreate},
+	{"idle_max_writeback_rate", func(s *CacheSet) string { return fmt.Sprint(number(s.set.IdleMaxRate())) }, func(_ context.Context, s *CacheSet, value string) error {
+		n, err := integer("idle_max_writeback_rate", value, 0, 1)
+		if err == nil {
+			s.set.SetIdleMaxRate(n == 1)
+		}
+		return err
+	}},
+	{"journal_delay_ms", func(s *CacheSet) string { return fmt.Sprint(s.set.JournalDelay().Milliseconds()) }, func(_ context.Context, s *CacheSet, value string) error {
 		n, err := integer("journal_delay_ms", value, 0, math.MaxUint16)
 		if err == nil {
 			s.set.SetJournalDelay(time.Duration(n) * time.Millisecond)
@@ -54,6 +67,12 @@ var setAttributes = []attr[*CacheSet]{
 	}},
 	{"reclaim", func(s *CacheSet) string { return fmt.Sprint(s.set.Info().Journal.Reclaims) }, nil},
 	{"tree_depth", func(s *CacheSet) string { return fmt.Sprint(s.set.Info().Root.Level) }, nil},
+	{"writeback_keys_done", func(s *CacheSet) string {
+		return sum(s, func(v *Volume) uint64 { return v.v.WritebackStatus().KeysDone })
+	}, nil},
+	{"writeback_keys_failed", func(s *CacheSet) string {
+		return sum(s, func(v *Volume) uint64 { return v.v.WritebackStatus().KeysFailed })
+	}, nil},
 }
 
 var cacheAttributes = []attr[*CacheSet]{
@@ -62,7 +81,7 @@ var cacheAttributes = []attr[*CacheSet]{
 	{"cache_replacement_policy", func(s *CacheSet) string {
 		super := s.set.Info().CacheSuper
 		return list(policies, int(super.Replacement()))
-	}, func(s *CacheSet, value string) error {
+	}, func(_ context.Context, s *CacheSet, value string) error {
 		i, err := word("cache_replacement_policy", value, policies)
 		if err != nil {
 			return err
@@ -72,19 +91,20 @@ var cacheAttributes = []attr[*CacheSet]{
 	{"nbuckets", func(s *CacheSet) string { return fmt.Sprint(s.set.Geometry().NBuckets) }, nil},
 }
 
-var volumeAttributes = []attr[*Volume]{
-	{"backing_dev_uuid", func(v *Volume) string { return v.v.BackingUUID() }, nil},
-	{"bypassed", func(v *Volume) string { return human(int64(v.v.Stats().Bypassed) * ondisk.SectorSize) }, nil},
-	{"cache_bypass_hits", func(v *Volume) string { return fmt.Sprint(v.v.Stats().BypassHits) }, nil},
-	{"cache_bypass_misses", func(v *Volume) string { return fmt.Sprint(v.v.Stats().BypassMisses) }, nil},
-	{"cache_hit_ratio", func(v *Volume) string {
+// volumeAttributes are those of every volume; backingAttributes and flashAttributes are those of one kind besides.
+var volumeAttributes = []attr[openVolume]{
+	{"backing_dev_uuid", func(v openVolume) string { return v.v.BackingUUID() }, nil},
+	{"bypassed", func(v openVolume) string { return human(int64(v.v.Stats().Bypassed) * ondisk.SectorSize) }, nil},
+	{"cache_bypass_hits", func(v openVolume) string { return fmt.Sprint(v.v.Stats().BypassHits) }, nil},
+	{"cache_bypass_misses", func(v openVolume) string { return fmt.Sprint(v.v.Stats().BypassMisses) }, nil},
+	{"cache_hit_ratio", func(v openVolume) string {
 		s := v.v.Stats()
 		return fmt.Sprint(s.Hits * 100 / max(s.Hits+s.Misses, 1))
 	}, nil},
-	{"cache_hits", func(v *Volume) string { return fmt.Sprint(v.v.Stats().Hits) }, nil},
-	{"cache_miss_collisions", func(v *Volume) string { return fmt.Sprint(v.v.Stats().MissCollisions) }, nil},
-	{"cache_misses", func(v *Volume) string { return fmt.Sprint(v.v.Stats().Misses) }, nil},
-	{"cache_mode", func(v *Volume) string { return list(modes, int(v.v.Config().Mode)) }, func(v *Volume, value string) error {
+	{"cache_hits", func(v openVolume) string { return fmt.Sprint(v.v.Stats().Hits) }, nil},
+	{"cache_miss_collisions", func(v openVolume) string { return fmt.Sprint(v.v.Stats().MissCollisions) }, nil},
+	{"cache_misses", func(v openVolume) string { return fmt.Sprint(v.v.Stats().Misses) }, nil},
+	{"cache_mode", func(v openVolume) string { return list(modes, int(v.v.Config().Mode)) }, func(_ context.Context, v openVolume, value string) error {
 		i, err := word("cache_mode", value, modes)
 		if err != nil {
 			return err
@@ -94,29 +114,29 @@ var volumeAttributes = []attr[*Volume]{
 		}
 		return v.v.SetMode(ondisk.CacheMode(i))
 	}},
-	{"crash_stability", func(v *Volume) string {
+	{"crash_stability", func(v openVolume) string {
 		i := 0
 		if !v.v.Config().Strict {
 			i = 1
 		}
 		return list(stabilities, i)
-	}, func(v *Volume, value string) error {
+	}, func(_ context.Context, v openVolume, value string) error {
 		i, err := word("crash_stability", value, stabilities)
 		if err != nil {
 			return err
 		}
 		return v.v.SetStrict(i == 0)
 	}},
-	{"dirty_data", func(v *Volume) string { return human(v.v.DirtySectors() * ondisk.SectorSize) }, nil},
-	{"label", func(v *Volume) string { return v.v.Label() }, nil},
-	{"sequential_cutoff", func(v *Volume) string { return human(v.v.Config().SequentialCutoff) }, func(v *Volume, value string) error {
-		n, err := size("sequential_cutoff", value)
+	{"dirty_data", func(v openVolume) string { return human(v.v.DirtySectors() * ondisk.SectorSize) }, nil},
+	{"label", func(v openVolume) string { return v.v.Label() }, nil},
+	{"sequential_cutoff", func(v openVolume) string { return human(v.v.Config().SequentialCutoff) }, func(_ context.Context, v openVolume, value string) error {
+		n, err := size("sequential_cutoff", value, 0, math.MaxUint32)
 		if err == nil {
 			v.v.SetSequentialCutoff(n)
 		}
 		return err
 	}},
-	{"state", func(v *Volume) string { return stateName(v.v) }, nil},
+	{"state", func(v openVolume) string { return stateName(v.v) }, nil},
 }
 
 var (
@@ -125,8 +145,6 @@ var (
 	stabilities = []string{"strict", "kernel"}
 	states      = []string{"no cache", "clean", "dirty", "inconsistent"}
 )
-
-func modeName(v *volume.Volume) string { return modes[v.Config().Mode] }
 
 func stateName(v *volume.Volume) string {
 	if v.Flash() {
@@ -153,7 +171,7 @@ func (s *CacheSet) Attributes(object string) ([]Attribute, error) {
 		return all(s, cacheAttributes), nil
 	}
 	if v := s.Volume(object); v != nil {
-		return all(v, volumeAttributes), nil
+		return all(openVolume{v, s}, v.attributes()), nil
 	}
 	return nil, fmt.Errorf("%w: %q; there are %s", ErrNoObject, object, strings.Join(s.Objects(), ", "))
 }
@@ -181,19 +199,43 @@ func noAttribute(object, name string, list []Attribute) error {
 }
 
 // SetAttribute sets one attribute. It returns when the change is in effect for requests that come from now on, and
-// stored where the kernel stores it: cache_mode and cache_replacement_policy in the superblock.
-func (s *CacheSet) SetAttribute(_ context.Context, object, name, value string) error {
+// stored where the kernel stores it: cache_mode and cache_replacement_policy in the superblock. Where that takes long,
+// as detach does, the end of ctx gives it up.
+func (s *CacheSet) SetAttribute(ctx context.Context, object, name, value string) error {
 	value = strings.TrimSpace(value)
 	switch object {
 	case objectSet:
-		return change(s, object, setAttributes, name, value)
+		return change(ctx, s, object, setAttributes, name, value)
 	case objectCache:
-		return change(s, object, cacheAttributes, name, value)
+		return change(ctx, s, object, cacheAttributes, name, value)
 	}
 	if v := s.Volume(object); v != nil {
-		return change(v, object, volumeAttributes, name, value)
+		return change(ctx, openVolume{v, s}, object, v.attributes(), name, value)
 	}
 	return fmt.Errorf("%w: %q; there are %s", ErrNoObject, object, strings.Join(s.Objects(), ", "))
+}
+
+// attributes returns those of the volume's kind, sorted by name.
+func (v *Volume) attributes() []attr[openVolume] {
+	list := backingAttributes
+	if v.v.Flash() {
+		list = flashAttributes
+	}
+	list = slices.Concat(volumeAttributes, list)
+	slices.SortFunc(list, func(a, b attr[openVolume]) int { return strings.Compare(a.name, b.name) })
+	return list
+}
+
+// writeOnly is the value of what can only be written.
+func writeOnly[T any](T) string { return "" }
+
+// sum adds up a count of the open volumes.
+func sum(s *CacheSet, of func(v *Volume) uint64) string {
+	var n uint64
+	for _, v := range s.Volumes() {
+		n += of(v)
+	}
+	return fmt.Sprint(n)
 }
 
 func all[T any](t T, list []attr[T]) []Attribute {
@@ -204,7 +246,7 @@ func all[T any](t T, list []attr[T]) []Attribute {
 	return out
 }
 
-func change[T any](t T, object string, list []attr[T], name, value string) error {
+func change[T any](ctx context.Context, t T, object string, list []attr[T], name, value string) error {
 	i := slices.IndexFunc(list, func(a attr[T]) bool { return a.name == name })
 	switch {
 	case i < 0:
@@ -212,7 +254,7 @@ func change[T any](t T, object string, list []attr[T], name, value string) error
 	case list[i].set == nil:
 		return fmt.Errorf("%s of %s: %w", name, object, ErrReadOnlyAttribute)
 	}
-	return list[i].set(t, value)
+	return list[i].set(ctx, t, value)
 }
 
 // list prints words with the active one in brackets.
@@ -239,21 +281,28 @@ func integer(name, value string, low, high int64) (int64, error) {
 	return n, nil
 }
 
-// size reads a number of bytes, with or without a unit. The kernel's own documentation writes units here, and its code
+// size reads a number of bytes, with or without a unit. The kernel's own documentation writes units where its code
 // refuses them.
-func size(name, value string) (int64, error) {
+func size(name, value string, low, high int64) (int64, error) {
 	v := strings.TrimSuffix(strings.ToLower(value), "ib")
 	shift := 0
 	if n := len(v); n > 0 {
-		if i := strings.IndexByte("kmgt", v[n-1]); i >= 0 {
+		if i := strings.IndexByte("kmgtpezy", v[n-1]); i >= 0 {
 			shift, v = 10*(i+1), v[:n-1]
 		}
 	}
 	n, err := strconv.ParseInt(v, 10, 64)
-	if err != nil || n < 0 || n > math.MaxUint32>>shift {
-		return 0, &ValueError{name, value, "a number of bytes from 0 to 4294967295, or one with a unit such as 4M"}
+	if err != nil || n < 0 || n > high>>shift || n<<shift < low {
+		return 0, &ValueError{name, value, fmt.Sprintf("a number of bytes from %d to %d, or one with a unit such as 4M", low, high)}
 	}
 	return n << shift, nil
+}
+
+func number(b bool) int64 {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // human prints bytes as the kernel does: divided by 1024 at least once. Source: B 7.

@@ -1,8 +1,11 @@
 package ubcache
 
 import (
+	"time"
+
 	"github.com/ubcache/ubcache/internal/bucket"
 	"github.com/ubcache/ubcache/internal/ondisk"
+	"github.com/ubcache/ubcache/internal/volume"
 )
 
 // SetStats are the state of a set at a moment, and totals since it was opened. It takes microseconds to get them,
@@ -72,6 +75,40 @@ type VolumeStats struct {
 
 	DirtyBytes  int64
 	Mode, State string
+
+	Flash     bool // there is no backing device
+	Slot      int  // in the set
+	Attached  bool // a backing device that has the cache before it
+	Writeback WritebackStats
+}
+
+// WritebackStats say how dirty data of a volume goes back to its backing device. Rates are in bytes per second.
+// Source: B 5.3.
+type WritebackStats struct {
+	Running   bool // else dirty data stays in the cache until a detach
+	Draining  bool // as fast as it goes, for WriteBack or Detach
+	Detaching bool
+	AtMax     bool // as fast as it goes, since nobody uses the set
+
+	Rate                   int64 // that writeback is held to otherwise
+	Target, Dirty          int64 // bytes, when the rate was last worked out
+	Proportional, Integral int64 // the shares of the rate for being off the target, and for having been so
+	Change                 int64 // of the rate, the last time
+	NextIO                 time.Duration
+
+	KeysDone, KeysFailed uint64 // extents that were made clean; those that were not, since they were written to meanwhile
+	Errors               uint64 // reads and writes that failed
+}
+
+// writebackStats puts a status in bytes.
+func writebackStats(s volume.WritebackStatus) WritebackStats {
+	bytes := func(sectors int64) int64 { return sectors * ondisk.SectorSize }
+	t := &s.Terms
+	return WritebackStats{
+		Running: s.Running, Draining: s.Draining, Detaching: s.Detaching, AtMax: s.AtMax,
+		Rate: bytes(t.Rate), Target: bytes(t.Target), Dirty: bytes(t.Dirty), Proportional: bytes(t.Proportional), Integral: bytes(t.Integral),
+		Change: bytes(t.Change), NextIO: max(s.NextIO, 0), KeysDone: s.KeysDone, KeysFailed: s.KeysFailed, Errors: s.Errors,
+	}
 }
 
 // Stats returns the volume's.
@@ -84,7 +121,12 @@ func (v *Volume) Stats() VolumeStats {
 		ReadRaces: s.ReadRaces, CacheReadErrors: s.CacheReadErrors, Reads: s.Reads, Writes: s.Writes, Flushes: s.Flushes,
 		Discards: s.Discards, Zeroes: s.Zeroes, ReadBytes: int64(s.ReadSectors) * ondisk.SectorSize,
 		WrittenBytes: int64(s.WrittenSectors) * ondisk.SectorSize, InvalidationWaits: s.InvalidationWaits,
-		DirtyBytes: v.v.DirtySectors() * ondisk.SectorSize, Mode: modeName(v.v), State: stateName(v.v),
+		DirtyBytes: v.v.DirtySectors() * ondisk.SectorSize, Mode: modes[v.v.Config().Mode], State: stateName(v.v),
+		Flash: v.v.Flash(), Slot: int(v.v.Inode()),
+	}
+	if !st.Flash {
+		w := v.v.WritebackStatus()
+		st.Attached, st.Writeback = w.Attached, writebackStats(w)
 	}
 	return st
 }
