@@ -4,10 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -16,9 +18,14 @@ import (
 
 // A fakeDaemon is what the commands ask in these tests.
 type fakeDaemon struct {
+	mu     sync.Mutex
 	status *control.Status
 	label  string
 	hang   bool
+
+	jobs  []*control.Job // what Job answers: one after the other, and then the last one
+	asked []string       // of StartJob and CancelJob
+	err   error          // of StartJob and CancelJob
 }
 
 func (f *fakeDaemon) Status(ctx context.Context) (*control.Status, error) {
@@ -80,6 +87,40 @@ func (f *fakeDaemon) SetAttribute(ctx context.Context, object, name, value strin
 	return nil
 }
 
+func (f *fakeDaemon) ask(format string, args ...any) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.asked = append(f.asked, fmt.Sprintf(format, args...))
+	return f.err
+}
+
+func (f *fakeDaemon) StartJob(ctx context.Context, volume, kind string) (*control.Job, error) {
+	if err := f.ask("%s %s", kind, volume); err != nil {
+		return nil, err
+	}
+	return f.Job(ctx, volume)
+}
+
+func (f *fakeDaemon) Job(_ context.Context, volume string) (*control.Job, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.jobs) == 0 {
+		return nil, control.NoJob(volume)
+	}
+	j := f.jobs[0]
+	if len(f.jobs) > 1 {
+		f.jobs = f.jobs[1:]
+	}
+	return j, nil
+}
+
+func (f *fakeDaemon) CancelJob(ctx context.Context, volume string) (*control.Job, error) {
+	if err := f.ask("cancel %s", volume); err != nil {
+		return nil, err
+	}
+	return f.Job(ctx, volume)
+}
+
 // answer makes the commands find f.
 func answer(t *testing.T, f *fakeDaemon) {
 	t.Helper()
@@ -124,6 +165,11 @@ func fakeStatus() *control.Status {
 		Volumes: []control.Volume{
 			{
 				Name: "data", SizeBytes: control.Num(1 << 30), Mode: "writeback", State: "dirty", Connections: control.Num(2), NBD: []string{"nbd+unix:///data?socket=s"},
+				Writeback: &control.Writeback{
+					Running: true, Rate: control.Num(51 << 9), Target: control.Num(52 << 20), Dirty: control.Num(53 << 20), Proportional: control.Num(-54 << 9),
+					Integral: control.Num(-550), Change: control.Num(56), NextIO: control.Num(57), KeysDone: control.Num(58), KeysFailed: control.Num(59), Errors: control.Num(60),
+				},
+				Job: &control.Job{Kind: "detach", State: "running", DirtyAtStart: control.Num(61 << 20)},
 				Counters: control.Counters{
 					DirtyBytes: n(), Requests: control.Requests{Reads: n(), ReadBytes: n(), Writes: n(), WrittenBytes: n(), Flushes: n(), Discards: n(), Zeroes: n()},
 					Cache:    control.Cache{Hits: n(), Misses: n(), MissCollisions: n(), FillsSkipped: n(), Waits: n(), ReadRaces: n(), ReadErrors: n()},

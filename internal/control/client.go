@@ -143,7 +143,7 @@ func (c *Client) SetAttribute(ctx context.Context, object, name, value string) (
 	return r.Value, err
 }
 
-// do sends one request and decodes the reply.
+// do sends one request and decodes the reply. The path is as it is in a URL.
 func (c *Client) do(ctx context.Context, method, path string, params url.Values, body, to any) error {
 	var text []byte
 	if body != nil {
@@ -152,7 +152,11 @@ func (c *Client) do(ctx context.Context, method, path string, params url.Values,
 			return err
 		}
 	}
-	u := url.URL{Scheme: "http", Host: "ubcache", Path: path, RawQuery: params.Encode()}
+	plain, err := url.PathUnescape(path)
+	if err != nil {
+		return err
+	}
+	u := url.URL{Scheme: "http", Host: "ubcache", Path: plain, RawPath: path, RawQuery: params.Encode()}
 	r, err := http.NewRequestWithContext(ctx, method, u.String(), bytes.NewReader(text))
 	if err != nil {
 		return err

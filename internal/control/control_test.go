@@ -29,6 +29,7 @@ type fake struct {
 	attrs  map[string]map[string]string
 	status *Status
 	wait   chan struct{} // Status waits for it
+	job    *Job          // of the volume; nil: none yet
 }
 
 func newFake() *fake {

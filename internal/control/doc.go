@@ -6,6 +6,9 @@
 //	GET /v1/attributes?object=OBJECT           {"attributes": [{"name", "value", "writable"}...]}
 //	GET /v1/attribute?object=OBJECT&name=NAME  {"value"}
 //	PUT /v1/attribute?object=OBJECT&name=NAME  {"value"} -> {"value"}, as it is now
+//	POST /v1/volumes/NAME/flush, .../detach    Job, started or found running
+//	GET /v1/volumes/NAME/job                   Job, the last one of the volume
+//	POST /v1/volumes/NAME/cancel               Job, ended if one was running
 //
 // A request that fails is answered with {"error": Error}; the client returns that Error. Whoever reads replies
 // ignores fields that it does not know, and takes one that is missing for "not told", never for 0. Whoever answers

@@ -13,6 +13,10 @@ var (
 	ErrNoAttribute    = errors.New("no such attribute")
 	ErrReadOnly       = errors.New("the attribute cannot be set")
 	ErrValue          = errors.New("no value for the attribute")
+	ErrNoVolume       = errors.New("no such volume")
+	ErrNoJob          = errors.New("no job yet")
+	ErrBusy           = errors.New("a job of another kind runs")
+	ErrNotAttached    = errors.New("the volume has no cache, or no backing device")
 	ErrUnknownRequest = errors.New("a request that is not known")
 	ErrBadRequest     = errors.New("a request that makes no sense")
 	ErrStarting       = errors.New("the daemon is starting")
@@ -37,6 +41,10 @@ var codes = []struct {
 	{"no-attribute", ErrNoAttribute, 404},
 	{"read-only", ErrReadOnly, 403},
 	{"value", ErrValue, 422},
+	{"no-volume", ErrNoVolume, 404},
+	{"no-job", ErrNoJob, 404},
+	{"busy", ErrBusy, 409},
+	{"not-attached", ErrNotAttached, 409},
 	{"unknown-request", ErrUnknownRequest, 404},
 	{"bad-request", ErrBadRequest, 400},
 	{"starting", ErrStarting, 503},
@@ -113,6 +121,44 @@ func ReadOnly(object, attribute string) *Error {
 func BadValue(object, attribute, value, want string) *Error {
 	e := errorf(ErrValue, "%s of %s does not take %q: want %s", attribute, object, value, want)
 	e.Object, e.Attribute, e.Value, e.Want = object, attribute, value, want
+	return e
+}
+
+// NoVolume says that there is no such volume, and which there are.
+func NoVolume(volume string, known []string) *Error {
+	e := errorf(ErrNoVolume, "there is no volume %q; there are: %s", volume, strings.Join(known, ", "))
+	if len(known) == 0 {
+		e.Message = fmt.Sprintf("there is no volume %q, nor any other", volume)
+	}
+	e.Object, e.Known = volume, known
+	return e
+}
+
+// NoJob says that nobody has asked for one since the daemon started.
+func NoJob(volume string) *Error {
+	e := errorf(ErrNoJob, "nobody has asked for a job on %s since the daemon started", volume)
+	e.Object = volume
+	return e
+}
+
+// Busy says which kind of job has to end before another can start.
+func Busy(volume, kind string) *Error {
+	e := errorf(ErrBusy, "a %s of %s is running; wait for its end, or cancel it", kind, volume)
+	e.Object = volume
+	return e
+}
+
+// Detached says that there is nothing to detach a volume from.
+func Detached(volume string) *Error {
+	e := errorf(ErrNotAttached, "%s is not attached to the cache set: it is served without a cache", volume)
+	e.Object = volume
+	return e
+}
+
+// FlashOnly says that a volume's data has no other place than the cache.
+func FlashOnly(volume string) *Error {
+	e := errorf(ErrNotAttached, "%s is a flash-only volume: it has no backing device that its data could be written back to", volume)
+	e.Object = volume
 	return e
 }
 

@@ -13,8 +13,11 @@ import (
 // Whatever is asked, the answer is JSON: what was asked for, or an Error with a text.
 func FuzzRequest(f *testing.F) {
 	for _, e := range endpoints {
-		f.Add("GET", e.path, "object=set&name=congested", "")
+		for _, c := range e.calls {
+			f.Add(c.method, strings.Replace(e.path, "{name}", "set", 1), "object=set&name=congested", "")
+		}
 	}
+	f.Add("POST", "/v1/volumes/a%2fb/flush", "", "")
 	f.Add("PUT", "/v1/attribute", "object=set&name=trigger_gc", `{"value": "1"}`)
 	f.Add("PUT", "/v1/attribute", "object=set&name=trigger_gc", `{"value": null, "x": [[[]]]}`)
 	f.Add("POST", "/v2/x", "%zz;a=b", "{")

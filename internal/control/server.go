@@ -26,6 +26,12 @@ type Backend interface {
 	Attributes(ctx context.Context, object string) ([]Attribute, error)
 	Attribute(ctx context.Context, object, name string) (string, error)
 	SetAttribute(ctx context.Context, object, name, value string) error
+
+	// StartJob starts a job, or finds one of that kind that runs; it does not wait for its end. Job returns the last job
+	// of a volume. CancelJob ends the one that runs, waits for that, and returns the last one.
+	StartJob(ctx context.Context, volume, kind string) (*Job, error)
+	Job(ctx context.Context, volume string) (*Job, error)
+	CancelJob(ctx context.Context, volume string) (*Job, error)
 }
 
 // Limits of a server. A client that keeps to none of them holds one connection, for a bounded time.
@@ -154,6 +160,12 @@ var endpoints = []endpoint{
 		}},
 		{method: "PUT", params: []string{"object", "name"}, work: (*Server).setAttribute},
 	}},
+	{"/v1/volumes/{name}/flush", []call{{method: "POST", work: startJob(Flush)}}},
+	{"/v1/volumes/{name}/detach", []call{{method: "POST", work: startJob(Detach)}}},
+	{"/v1/volumes/{name}/cancel", []call{{method: "POST", work: (*Server).cancelJob}}},
+	{"/v1/volumes/{name}/job", []call{{method: "GET", work: func(s *Server, r *request) (any, error) {
+		return s.backend.Job(r.Context(), r.name)
+	}}}},
 }
 
 func (s *Server) setAttribute(r *request) (any, error) {
@@ -173,11 +185,29 @@ func (s *Server) setAttribute(r *request) (any, error) {
 	return valueReply{value}, nil
 }
 
-// content decodes the body, which is to have a form: the fields of to, and no others.
-func (r *request) content(form string, to any) error {
+// body returns the content of a request.
+func (r *request) body() ([]byte, error) {
 	body, err := io.ReadAll(http.MaxBytesReader(nil, r.Body, maxBody))
 	if err != nil {
-		return errorf(ErrBadRequest, "the body cannot be read, or has more than %d bytes: %v", maxBody, err)
+		return nil, errorf(ErrBadRequest, "the body cannot be read, or has more than %d bytes: %v", maxBody, err)
+	}
+	return body, nil
+}
+
+// empty refuses a body where none is wanted: it would say what else is to be done.
+func (r *request) empty() error {
+	body, err := r.body()
+	if err == nil && len(body) > 0 {
+		err = errorf(ErrBadRequest, "there is a body, and none is wanted")
+	}
+	return err
+}
+
+// content decodes the body, which is to have a form: the fields of to, and no others.
+func (r *request) content(form string, to any) error {
+	body, err := r.body()
+	if err != nil {
+		return err
 	}
 	d := json.NewDecoder(bytes.NewReader(body))
 	d.DisallowUnknownFields()

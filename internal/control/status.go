@@ -131,7 +131,29 @@ type Volume struct {
 	State       string   `json:"state,omitempty"` // of the backing device: clean, dirty, ...
 	NBD         []string `json:"nbd,omitempty"`   // URIs
 	Connections Number   `json:"connections,omitzero"`
+	Flash       bool     `json:"flash_only,omitempty"` // there is no backing device
+
+	Writeback *Writeback `json:"writeback,omitempty"` // of a volume that is attached
+	Job       *Job       `json:"job,omitempty"`       // the last one since the daemon started
 	Counters
+}
+
+// Writeback describes how dirty data of a volume goes back to its backing device.
+type Writeback struct {
+	Running      bool   `json:"running"`                                // else dirty data stays
+	Draining     bool   `json:"draining"`                               // as fast as it goes, for a flush or a detach
+	Detaching    bool   `json:"detaching"`                              // no data is added to the cache any more
+	AtMax        bool   `json:"at_max_rate"`                            // as fast as it goes, since nobody uses the set
+	Rate         Number `json:"rate_bytes_per_second,omitzero"`         // that it is held to otherwise
+	Target       Number `json:"target_bytes,omitzero"`                  // of dirty data
+	Dirty        Number `json:"dirty_bytes,omitzero"`                   // when the rate was last worked out
+	Proportional Number `json:"proportional_bytes_per_second,omitzero"` // the rate's share for being off the target
+	Integral     Number `json:"integral_bytes_per_second,omitzero"`     // its share for having been so
+	Change       Number `json:"change_bytes_per_second,omitzero"`       // of the rate, the last time
+	NextIO       Number `json:"next_io_milliseconds,omitzero"`          // until the next write
+	KeysDone     Number `json:"keys_done,omitzero"`                     // extents written back
+	KeysFailed   Number `json:"keys_failed,omitzero"`                   // not made clean: they were written to meanwhile
+	Errors       Number `json:"errors,omitzero"`                        // reads and writes that failed; the data stays dirty
 }
 
 // Counters are those of one volume, or of all.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -17,12 +18,13 @@ import (
 type backend struct {
 	version string
 	started time.Time
-	volumes []namedVolume // complete before start, as are nbd and addrs
-	nbd     *nbd.Server
-	addrs   []net.Addr
+	jobs    jobs
 
 	mu       sync.RWMutex // guards what follows, not held while the set is asked
-	set      cacheSet     // nil until it runs
+	set      cacheSet     // nil until it runs, as are nbd and addrs
+	nbd      *nbd.Server
+	addrs    []net.Addr
+	volumes  []namedVolume // in the order of the exports; replaced as a whole
 	stopping bool
 }
 
@@ -31,12 +33,37 @@ type namedVolume struct {
 	volume
 }
 
-func newBackend(version string) *backend { return &backend{version: version, started: time.Now()} }
+func newBackend(c *Config) *backend {
+	return &backend{version: c.Version, started: time.Now(), jobs: jobs{log: c.Log}}
+}
 
-// add names a volume, before start.
-func (b *backend) add(name string, v volume) { b.volumes = append(b.volumes, namedVolume{name, v}) }
+// add names a volume.
+func (b *backend) add(name string, v volume) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.volumes = append(slices.Clip(b.volumes), namedVolume{name, v})
+}
 
-// start lets questions be answered, stop lets nothing be changed any more.
+// served returns the volumes that are served.
+func (b *backend) served() []namedVolume {
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	return b.volumes
+}
+
+// find returns the volume of that name.
+func (b *backend) find(name string) (volume, error) {
+	var known []string
+	for _, v := range b.served() {
+		if v.name == name {
+			return v.volume, nil
+		}
+		known = append(known, v.name)
+	}
+	return nil, control.NoVolume(name, known)
+}
+
+// start lets questions be answered. stop lets nothing be changed any more, and ends the jobs.
 func (b *backend) start(set cacheSet, server *nbd.Server, addrs []net.Addr) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -45,8 +72,9 @@ func (b *backend) start(set cacheSet, server *nbd.Server, addrs []net.Addr) {
 
 func (b *backend) stop() {
 	b.mu.Lock()
-	defer b.mu.Unlock()
 	b.stopping = true
+	b.mu.Unlock()
+	b.jobs.stop()
 }
 
 // running returns the set, or why it cannot be asked, or changed.
@@ -68,24 +96,52 @@ func (b *backend) Status(context.Context) (*control.Status, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &control.Status{Version: b.version, PID: os.Getpid(), Started: b.started, Set: setStatus(set.Stats())}
-	connections := map[string]int{}
-	for _, c := range b.nbd.Connections() {
-		connections[c.Export]++
+	s := &control.Status{
+		Version: b.version, PID: os.Getpid(), Started: b.started, Set: setStatus(set.Stats()), Volumes: []control.Volume{},
 	}
-	for _, v := range b.volumes {
+	connections := b.connections()
+	for _, v := range b.served() {
 		stats := v.Stats()
 		o := control.Volume{
 			Name: v.name, SizeBytes: control.Num(v.Size()), BlockBytes: control.Num(v.BlockSize()), Mode: stats.Mode, State: stats.State,
-			Connections: control.Num(connections[v.name]), Counters: counters(&stats),
+			NBD: b.uris(v.name), Connections: control.Num(connections[v.name]), Flash: stats.Flash, Counters: counters(&stats),
 		}
-		for _, a := range b.addrs {
-			o.NBD = append(o.NBD, nbd.Address{Network: a.Network(), Addr: a.String(), Export: v.name}.String())
+		if stats.Attached {
+			o.Writeback = writebackStatus(&stats.Writeback)
+		}
+		if j, err := b.jobs.find(v.name); err == nil {
+			o.Job = j.status()
 		}
 		s.Volumes = append(s.Volumes, o)
 	}
 	s.Total = control.Sum(s.Volumes)
 	return s, nil
+}
+
+// connections counts those of each export.
+func (b *backend) connections() map[string]int {
+	n := map[string]int{}
+	for _, c := range b.nbd.Connections() {
+		n[c.Export]++
+	}
+	return n
+}
+
+// uris says where a volume is served.
+func (b *backend) uris(name string) (list []string) {
+	for _, a := range b.addrs {
+		list = append(list, nbd.Address{Network: a.Network(), Addr: a.String(), Export: name}.String())
+	}
+	return list
+}
+
+func writebackStatus(w *ubcache.WritebackStats) *control.Writeback {
+	return &control.Writeback{
+		Running: w.Running, Draining: w.Draining, Detaching: w.Detaching, AtMax: w.AtMax,
+		Rate: control.Num(w.Rate), Target: control.Num(w.Target), Dirty: control.Num(w.Dirty), Proportional: control.Num(w.Proportional),
+		Integral: control.Num(w.Integral), Change: control.Num(w.Change), NextIO: control.Num(w.NextIO.Milliseconds()),
+		KeysDone: control.Num(w.KeysDone), KeysFailed: control.Num(w.KeysFailed), Errors: control.Num(w.Errors),
+	}
 }
 
 func setStatus(s ubcache.SetStats) control.Set {
@@ -169,10 +225,15 @@ func (b *backend) Attribute(_ context.Context, object, name string) (string, err
 	return value, attributeError(set, object, name, "", err)
 }
 
-// SetAttribute implements control.Backend.
+// SetAttribute implements control.Backend. What takes long is done here.
 func (b *backend) SetAttribute(ctx context.Context, object, name, value string) error {
 	set, err := b.running(true)
 	if err != nil {
+		return err
+	}
+	v, _ := b.find(object)
+	if name == "detach" && v != nil && !v.Stats().Flash {
+		_, err := b.StartJob(ctx, object, control.Detach)
 		return err
 	}
 	return attributeError(set, object, name, value, set.SetAttribute(ctx, object, name, value))
@@ -195,6 +256,8 @@ func attributeError(set cacheSet, object, name, value string, err error) error {
 		return control.NoAttribute(object, name, known)
 	case errors.Is(err, ubcache.ErrReadOnlyAttribute):
 		return control.ReadOnly(object, name)
+	case errors.Is(err, ubcache.ErrDetached):
+		return control.Detached(object)
 	case errors.As(err, &bad):
 		return control.BadValue(object, name, value, bad.Want)
 	}

@@ -4,7 +4,9 @@
 // ReadOnly serves a set at rest, by package offline. Serve runs a set, by the root package:
 //
 //	start: control socket (answers "starting"), devices, set, volumes, NBD listeners, ready
-//	end:   listeners, requests in flight (10 s), control socket (2 s), set (60 s and 15 s), devices
+//	end:   listeners, jobs are cancelled, requests in flight (10 s), control socket (2 s), jobs (1 s), set (60 s and 15 s), devices
+//
+// While it runs, jobs (a flush, a detach) go on whether anybody waits for them or not.
 //
 // What fails on the way up takes down what is there, in the order of the end. Nothing that was acknowledged depends
 // on the end: a process that is killed loses none of it.

@@ -23,6 +23,8 @@ type volume interface {
 	BlockSize() int
 	Stats() ubcache.VolumeStats
 	Device() blockdev.Device
+	WriteBack(ctx context.Context) error
+	Detach(ctx context.Context) error
 	EachState(ctx context.Context, off, n int64, fn func(s ubcache.BlockState, off, n int64) bool) error
 }
 

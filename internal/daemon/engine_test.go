@@ -324,3 +324,90 @@ func TestServeSetThatFails(t *testing.T) {
 		t.Errorf("took %v", d)
 	}
 }
+
+// Jobs on a set under load, over a slow disk: cancelled by request, and by the end, which stays bounded; every
+// acknowledged write is there at the next start, and after a detach that comes to its end.
+func TestServeSetJobsUnderLoad(t *testing.T) {
+	ctx, c := t.Context(), realConfig(t)
+	c.Wrap = func(role, _ string, dev blockdev.Device) blockdev.Device {
+		if role == "cache" {
+			return dev
+		}
+		return blockdev.NewDelaying(dev, blockdev.Latency{Write: 20 * time.Millisecond, Flush: 20 * time.Millisecond})
+	}
+	w := newWriter(0)
+	load := func(r *running, while func(ctl *control.Client)) {
+		t.Helper()
+		io := newIO(t, r.dial("a"))
+		w.check(t, io)
+		var done atomic.Int64
+		var all sync.WaitGroup
+		all.Go(func() {
+			if err := w.run(io, &done); strings.Contains(err.Error(), "as it was written") {
+				t.Error(err)
+			}
+		})
+		waitFor(t, func() bool { return done.Load() > 300 })
+		while(r.control())
+		begin := time.Now()
+		r.stop()
+		if d := time.Since(begin); d > shutdownLimit {
+			t.Errorf("stopped after %v", d)
+		}
+		all.Wait()
+		if strings.Contains(r.log.String(), "level=ERROR") || strings.Contains(r.log.String(), "a job does not end") {
+			t.Errorf("logged:\n%s", r.log)
+		}
+	}
+	set := func(ctl *control.Client, name, value string) {
+		t.Helper()
+		if _, err := ctl.SetAttribute(ctx, "a", name, value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	start := func(ctl *control.Client, kind string) {
+		t.Helper()
+		if _, err := ctl.StartJob(ctx, "a", kind); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	// Cancelled while it drains.
+	r := serve(t, c)
+	set(r.control(), "cache_mode", "writeback")
+	set(r.control(), "writeback_running", "0")
+	load(r, func(ctl *control.Client) {
+		start(ctl, control.Detach)
+		if j, err := ctl.CancelJob(ctx, "a"); err != nil || j.State != "cancelled" {
+			t.Errorf("%+v, %v", j, err)
+		}
+		s, err := ctl.Status(ctx)
+		if err != nil || s.Volumes[0].State != "dirty" || s.Volumes[0].Writeback == nil || s.Volumes[0].Writeback.Detaching {
+			t.Errorf("%+v, %v", s, err)
+		}
+	})
+
+	// The end comes first. What was dirty still is.
+	load(serve(t, c), func(ctl *control.Client) {
+		set(ctl, "writeback_running", "0")
+		start(ctl, control.Flush)
+	})
+
+	// Detached under load: all is on the disk, and what is written from then on.
+	load(serve(t, c), func(ctl *control.Client) {
+		start(ctl, control.Detach)
+		waitFor(t, func() bool {
+			j, err := ctl.Job(ctx, "a")
+			return err != nil || j.State != control.Running
+		})
+		j, err := ctl.Job(ctx, "a")
+		if err != nil || j.State != "done" || j.DirtyBytes != control.Num(0) {
+			t.Errorf("%+v, %v", j, err)
+		}
+		if s, err := ctl.Status(ctx); err != nil || s.Volumes[0].State != "no cache" || s.Volumes[0].Writeback != nil {
+			t.Errorf("%+v, %v", s, err)
+		}
+	})
+	load(serve(t, c), func(*control.Client) {})
+	checkSet(t, c)
+}

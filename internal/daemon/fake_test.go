@@ -7,6 +7,8 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/ubcache/ubcache"
 	"github.com/ubcache/ubcache/internal/blockdev"
@@ -67,19 +69,22 @@ func (f *fakeSet) OpenVolume(_ context.Context, o ubcache.VolumeOptions) (volume
 	if o.Name == f.failVolume {
 		return nil, errors.New("no such thing")
 	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.volumes[o.Name] != nil {
+		return nil, fmt.Errorf("there is a volume %q already", o.Name)
+	}
 	mem, err := blockdev.Memory(1<<20, blockdev.MemoryOptions{LogicalBlock: 4096})
 	if err != nil {
 		return nil, err
 	}
-	v := &fakeVolume{options: o, dev: mem}
+	v := &fakeVolume{options: o, dev: mem, note: f.note}
 	if f.wrap != nil {
 		v.dev = f.wrap(mem)
 	}
-	f.mu.Lock()
 	f.volumes[o.Name] = v
 	f.attrs[o.Name] = map[string]string{"cache_mode": "[writethrough] writeback", "label": o.Name, "stats_total/bypassed": "0.0k"}
-	f.mu.Unlock()
-	f.note("volume %s", o.Name)
+	f.log = append(f.log, "volume "+o.Name)
 	return v, nil
 }
 
@@ -165,6 +170,38 @@ func (f *fakeSet) SetAttribute(_ context.Context, object, name, value string) er
 type fakeVolume struct {
 	options ubcache.VolumeOptions
 	dev     blockdev.Device
+	slot    int
+	note    func(format string, args ...any)
+
+	detached atomic.Bool
+	dirty    atomic.Int64  // above 20 bytes
+	end      chan error    // what WriteBack and Detach wait for and return; nil: they are done at once
+	deaf     chan struct{} // if not nil, they wait for this too when they are cancelled
+}
+
+func (v *fakeVolume) WriteBack(ctx context.Context) error { return v.work(ctx, "flush") }
+
+func (v *fakeVolume) Detach(ctx context.Context) error {
+	err := v.work(ctx, "detach")
+	v.detached.Store(err == nil)
+	return err
+}
+
+func (v *fakeVolume) work(ctx context.Context, what string) error {
+	v.note("%s %s begins", what, v.options.Name)
+	defer v.note("%s %s ends", what, v.options.Name)
+	if v.end == nil {
+		return nil
+	}
+	select {
+	case err := <-v.end:
+		return err
+	case <-ctx.Done():
+		if v.deaf != nil {
+			<-v.deaf
+		}
+		return fmt.Errorf("waiting: %w", ctx.Err())
+	}
 }
 
 func (v *fakeVolume) Size() int64             { return v.dev.Info().Size }
@@ -172,11 +209,20 @@ func (v *fakeVolume) BlockSize() int          { return 4096 }
 func (v *fakeVolume) Device() blockdev.Device { return v.dev }
 
 func (v *fakeVolume) Stats() ubcache.VolumeStats {
-	return ubcache.VolumeStats{
+	s := ubcache.VolumeStats{
+		Flash: v.options.Flash != "", Slot: v.slot,
 		Hits: 1, Misses: 2, BypassHits: 3, BypassMisses: 4, BypassedBytes: 5, BypassSequential: 6, BypassFull: 7, BypassMode: 8, BypassUnaligned: 9,
 		MissCollisions: 10, ReadRaces: 11, Reads: 12, Writes: 13, Flushes: 14, Discards: 15, Zeroes: 16, ReadBytes: 17, WrittenBytes: 18,
-		CacheReadErrors: 19, DirtyBytes: 20, FillsSkipped: 21, InvalidationWaits: 22, Mode: "writethrough", State: "clean",
+		CacheReadErrors: 19, DirtyBytes: 20 + v.dirty.Load(), FillsSkipped: 21, InvalidationWaits: 22, Mode: "writeback", State: "dirty",
 	}
+	if !s.Flash && !v.detached.Load() {
+		s.Attached = true
+		s.Writeback = ubcache.WritebackStats{
+			Running: true, Draining: true, Rate: 23, Target: 24, Dirty: 25, Proportional: -26, Integral: 27, Change: -28, NextIO: 29 * time.Millisecond,
+			KeysDone: 30, KeysFailed: 31, Errors: 32,
+		}
+	}
+	return s
 }
 
 func (v *fakeVolume) EachState(_ context.Context, off, n int64, fn func(s ubcache.BlockState, off, n int64) bool) error {

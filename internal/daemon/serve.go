@@ -56,6 +56,7 @@ type Config struct {
 // Limits of an orderly end, besides shutdownLimit. Together they stay below the 90 s after which systemd kills.
 const (
 	controlLimit = 2 * time.Second  // requests to the control socket
+	jobLimit     = time.Second      // jobs, which were cancelled when the end began
 	closeLimit   = 60 * time.Second // the set writes out what makes the next start short
 	closeGrace   = 15 * time.Second // and then, in any case, the open journal entry
 )
@@ -104,7 +105,7 @@ func Serve(ctx context.Context, c Config) (err error) {
 	if err := CheckNames(c.names()); err != nil {
 		return err
 	}
-	s := &serving{Config: c, down: teardown{log: c.Log}, backend: newBackend(c.Version)}
+	s := &serving{Config: c, down: teardown{log: c.Log}, backend: newBackend(&c)}
 	defer func() { err = s.down.run(err) }()
 	// The control socket first: whoever finds another daemon there has not touched a device yet.
 	for _, start := range []func(context.Context) error{s.startControl, s.openDevices, s.openSet, s.openVolumes, s.listen} {
@@ -211,12 +212,16 @@ func (s *serving) openSet(ctx context.Context) error {
 	}
 	s.set = set
 	s.down.add(func() error { return closeSet(set, s.closeLimit, s.closeGrace, s.Log) })
-	s.down.add(s.controls) // before the set is closed: from then on it cannot be asked
 	return nil
 }
 
 // openVolumes opens the volumes and makes them exports.
 func (s *serving) openVolumes(ctx context.Context) error {
+	s.down.add(func() error {
+		s.backend.jobs.wait(jobLimit)
+		return nil
+	})
+	s.down.add(s.controls) // before the set is closed: from then on it cannot be asked
 	s.nbd = nbd.NewServer(nbd.Options{Log: s.Log})
 	s.down.add(func() error { return drain(s.nbd, s.drainLimit, s.Log) })
 	add := func(o ubcache.VolumeOptions) error {

@@ -148,6 +148,17 @@ func TestServe(t *testing.T) {
 		`"bypassed":{"read_hits":3,"read_misses":4,"bytes":5,"by_reason":{"cache_full":7,"mode":8,"sequential":6,"unaligned":9}}}`; string(text) != want {
 		t.Errorf("%s\nwant %s", text, want)
 	}
+	text, _ = json.Marshal(s.Volumes[0].Writeback)
+	if want := `{"running":true,"draining":true,"detaching":false,"at_max_rate":false,"rate_bytes_per_second":23,"target_bytes":24,"dirty_bytes":25,` +
+		`"proportional_bytes_per_second":-26,"integral_bytes_per_second":27,"change_bytes_per_second":-28,"next_io_milliseconds":29,` +
+		`"keys_done":30,"keys_failed":31,"errors":32}`; string(text) != want {
+		t.Errorf("%s\nwant %s", text, want)
+	}
+	for i, v := range s.Volumes {
+		if v.Mode != "writeback" || v.State != "dirty" || v.Flash != (i == 2) || (v.Writeback == nil) != (i == 2) || v.Job != nil {
+			t.Errorf("%+v", v)
+		}
+	}
 	if s.Total.Requests.Reads != control.Num(36) {
 		t.Errorf("total %+v", s.Total)
 	}
