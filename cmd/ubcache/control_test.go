@@ -24,8 +24,9 @@ type fakeDaemon struct {
 	hang   bool
 
 	jobs  []*control.Job // what Job answers: one after the other, and then the last one
-	asked []string       // of StartJob and CancelJob
-	err   error          // of StartJob and CancelJob
+	asked []string       // of StartJob, CancelJob, and those of flash-only volumes
+	flash []control.FlashVolume
+	err   error // of all that StartJob, CancelJob and the flash-only volumes do
 }
 
 func (f *fakeDaemon) Status(ctx context.Context) (*control.Status, error) {
@@ -119,6 +120,22 @@ func (f *fakeDaemon) CancelJob(ctx context.Context, volume string) (*control.Job
 		return nil, err
 	}
 	return f.Job(ctx, volume)
+}
+
+func (f *fakeDaemon) FlashVolumes(context.Context) ([]control.FlashVolume, error) {
+	return f.flash, f.ask("list")
+}
+
+func (f *fakeDaemon) CreateFlash(_ context.Context, label string, size int64) (*control.FlashVolume, error) {
+	return &f.flash[0], f.ask("create %s %d", label, size)
+}
+
+func (f *fakeDaemon) GrowFlash(_ context.Context, name string, size int64) (*control.FlashVolume, error) {
+	return &f.flash[0], f.ask("grow %s %d", name, size)
+}
+
+func (f *fakeDaemon) DeleteFlash(_ context.Context, name string, force bool) (*control.FlashVolume, error) {
+	return &f.flash[0], f.ask("delete %s %v", name, force)
 }
 
 // answer makes the commands find f.

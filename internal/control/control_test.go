@@ -30,6 +30,7 @@ type fake struct {
 	status *Status
 	wait   chan struct{} // Status waits for it
 	job    *Job          // of the volume; nil: none yet
+	flash  []FlashVolume
 }
 
 func newFake() *fake {

@@ -9,6 +9,10 @@
 //	POST /v1/volumes/NAME/flush, .../detach    Job, started or found running
 //	GET /v1/volumes/NAME/job                   Job, the last one of the volume
 //	POST /v1/volumes/NAME/cancel               Job, ended if one was running
+//	GET /v1/flash                              {"flash": [FlashVolume...]}
+//	POST /v1/flash                             {"label", "size"} -> FlashVolume, which is served
+//	PATCH /v1/flash/NAME                       {"size"} -> FlashVolume
+//	DELETE /v1/flash/NAME[?force=1]            FlashVolume, as it was
 //
 // A request that fails is answered with {"error": Error}; the client returns that Error. Whoever reads replies
 // ignores fields that it does not know, and takes one that is missing for "not told", never for 0. Whoever answers

@@ -17,6 +17,8 @@ var (
 	ErrNoJob          = errors.New("no job yet")
 	ErrBusy           = errors.New("a job of another kind runs")
 	ErrNotAttached    = errors.New("the volume has no cache, or no backing device")
+	ErrExists         = errors.New("a volume of that name exists")
+	ErrConnected      = errors.New("clients are connected")
 	ErrUnknownRequest = errors.New("a request that is not known")
 	ErrBadRequest     = errors.New("a request that makes no sense")
 	ErrStarting       = errors.New("the daemon is starting")
@@ -45,6 +47,8 @@ var codes = []struct {
 	{"no-job", ErrNoJob, 404},
 	{"busy", ErrBusy, 409},
 	{"not-attached", ErrNotAttached, 409},
+	{"exists", ErrExists, 409},
+	{"connected", ErrConnected, 409},
 	{"unknown-request", ErrUnknownRequest, 404},
 	{"bad-request", ErrBadRequest, 400},
 	{"starting", ErrStarting, 503},
@@ -158,6 +162,23 @@ func Detached(volume string) *Error {
 // FlashOnly says that a volume's data has no other place than the cache.
 func FlashOnly(volume string) *Error {
 	e := errorf(ErrNotAttached, "%s is a flash-only volume: it has no backing device that its data could be written back to", volume)
+	e.Object = volume
+	return e
+}
+
+// Exists says that a name is taken.
+func Exists(volume string) *Error {
+	e := errorf(ErrExists, "there is a volume %q already", volume)
+	e.Object = volume
+	return e
+}
+
+// BadFlash says what a flash-only volume's label or size can be instead.
+func BadFlash(err error) *Error { return errorf(ErrValue, "%v", err) }
+
+// Connected says that a volume is not taken away from its clients.
+func Connected(volume string, clients int) *Error {
+	e := errorf(ErrConnected, "clients are connected to %s: %d; force ends their connections", volume, clients)
 	e.Object = volume
 	return e
 }

@@ -18,6 +18,8 @@ func FuzzRequest(f *testing.F) {
 		}
 	}
 	f.Add("POST", "/v1/volumes/a%2fb/flush", "", "")
+	f.Add("POST", "/v1/flash", "", `{"label": "x", "size": 1073741824}`)
+	f.Add("DELETE", "/v1/flash/x", "force=1", "")
 	f.Add("PUT", "/v1/attribute", "object=set&name=trigger_gc", `{"value": "1"}`)
 	f.Add("PUT", "/v1/attribute", "object=set&name=trigger_gc", `{"value": null, "x": [[[]]]}`)
 	f.Add("POST", "/v2/x", "%zz;a=b", "{")

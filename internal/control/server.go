@@ -32,6 +32,13 @@ type Backend interface {
 	StartJob(ctx context.Context, volume, kind string) (*Job, error)
 	Job(ctx context.Context, volume string) (*Job, error)
 	CancelJob(ctx context.Context, volume string) (*Job, error)
+
+	// FlashVolumes lists all of the set. The others change one, and return it as it is then, or was; name is its label
+	// or its slot.
+	FlashVolumes(ctx context.Context) ([]FlashVolume, error)
+	CreateFlash(ctx context.Context, label string, size int64) (*FlashVolume, error)
+	GrowFlash(ctx context.Context, name string, size int64) (*FlashVolume, error)
+	DeleteFlash(ctx context.Context, name string, force bool) (*FlashVolume, error)
 }
 
 // Limits of a server. A client that keeps to none of them holds one connection, for a bounded time.
@@ -131,14 +138,16 @@ type endpoint struct {
 type call struct {
 	method string
 	params []string // all must be given, once
+	flags  []string // may be given, once, as 1 or 0
 	work   func(s *Server, r *request) (any, error)
 }
 
 // A request is what a call is told.
 type request struct {
 	*http.Request
-	name   string   // what stands for {name}
-	params []string // the values of the call's params
+	name   string          // what stands for {name}
+	params []string        // the values of the call's params
+	flags  map[string]bool // those of its flags that are 1
 }
 
 var endpoints = []endpoint{
@@ -166,6 +175,17 @@ var endpoints = []endpoint{
 	{"/v1/volumes/{name}/job", []call{{method: "GET", work: func(s *Server, r *request) (any, error) {
 		return s.backend.Job(r.Context(), r.name)
 	}}}},
+	{"/v1/flash", []call{
+		{method: "GET", work: func(s *Server, r *request) (any, error) {
+			list, err := s.backend.FlashVolumes(r.Context())
+			return flashReply{list}, err
+		}},
+		{method: "POST", work: (*Server).createFlash},
+	}},
+	{"/v1/flash/{name}", []call{
+		{method: "PATCH", work: (*Server).growFlash},
+		{method: "DELETE", flags: []string{"force"}, work: (*Server).deleteFlash},
+	}},
 }
 
 func (s *Server) setAttribute(r *request) (any, error) {
@@ -270,11 +290,11 @@ func (s *Server) answer(r *http.Request, header http.Header) (any, error) {
 		return nil, u
 	}
 	c := &e.calls[i]
-	params, err := c.parse(e.path, r.URL.RawQuery)
+	params, flags, err := c.parse(e.path, r.URL.RawQuery)
 	if err != nil {
 		return nil, err
 	}
-	return c.work(s, &request{r, name, params})
+	return c.work(s, &request{r, name, params, flags})
 }
 
 // match reports whether a path, as it is in a URL, is the endpoint's, and what stands for {name} then.
@@ -297,34 +317,44 @@ func (e *endpoint) match(path string) (name string, ok bool) {
 	return name, true
 }
 
-// parse returns the values of a call's parameters in their order.
-func (c *call) parse(path, query string) ([]string, error) {
-	fail := func(format string, args ...any) error {
+// parse returns the values of a call's parameters in their order, and which of its flags are set.
+func (c *call) parse(path, query string) ([]string, map[string]bool, error) {
+	fail := func(format string, args ...any) ([]string, map[string]bool, error) {
 		want := "none"
-		if len(c.params) > 0 {
+		switch {
+		case len(c.params) > 0:
 			want = strings.Join(c.params, " and ") + ", each once"
+		case len(c.flags) > 0:
+			want = "none, or " + strings.Join(c.flags, " and ") + ", each 1 or 0"
 		}
 		b := errorf(ErrBadRequest, "parameters of %s: %s; want %s", path, fmt.Sprintf(format, args...), want)
-		b.Known = c.params
-		return b
+		b.Known = slices.Concat(c.params, c.flags)
+		return nil, nil, b
 	}
 	q, err := url.ParseQuery(query)
 	if err != nil {
-		return nil, fail("%v", err)
+		return fail("%v", err)
 	}
-	for name := range q {
-		if !slices.Contains(c.params, name) {
-			return nil, fail("%q is not known", name)
+	flags := map[string]bool{}
+	for name, values := range q {
+		switch {
+		case slices.Contains(c.params, name):
+		case !slices.Contains(c.flags, name):
+			return fail("%q is not known", name)
+		case len(values) != 1 || values[0] != "0" && values[0] != "1":
+			return fail("%s is %q", name, values)
+		default:
+			flags[name] = values[0] == "1"
 		}
 	}
-	values := make([]string, len(c.params))
+	params := make([]string, len(c.params))
 	for i, name := range c.params {
 		if len(q[name]) != 1 {
-			return nil, fail("%s is given %d times", name, len(q[name]))
+			return fail("%s is given %d times", name, len(q[name]))
 		}
-		values[i] = q[name][0]
+		params[i] = q[name][0]
 	}
-	return values, nil
+	return params, flags, nil
 }
 
 // unknownPath says what is known instead of a path.

@@ -261,7 +261,7 @@ type Attribute struct {
 	Writable bool   `json:"writable"`
 }
 
-// The other replies, and the body of a PUT.
+// The other replies, and what requests bring.
 type (
 	objectsReply struct {
 		Objects []string `json:"objects"`
@@ -274,6 +274,16 @@ type (
 	}
 	valueRequest struct {
 		Value *string `json:"value"`
+	}
+	flashReply struct {
+		Flash []FlashVolume `json:"flash"`
+	}
+	flashRequest struct {
+		Label *string `json:"label"`
+		Size  *int64  `json:"size"`
+	}
+	sizeRequest struct {
+		Size *int64 `json:"size"`
 	}
 	errorReply struct {
 		Error *Error `json:"error"`

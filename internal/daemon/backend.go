@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net"
 	"os"
 	"slices"
@@ -18,7 +19,11 @@ import (
 type backend struct {
 	version string
 	started time.Time
+	log     *slog.Logger
 	jobs    jobs
+	flash   chan struct{} // taken by who changes flash-only volumes: one at a time
+
+	drainLimit time.Duration // for requests in flight where a volume is taken away
 
 	mu       sync.RWMutex // guards what follows, not held while the set is asked
 	set      cacheSet     // nil until it runs, as are nbd and addrs
@@ -34,7 +39,9 @@ type namedVolume struct {
 }
 
 func newBackend(c *Config) *backend {
-	return &backend{version: c.Version, started: time.Now(), jobs: jobs{log: c.Log}}
+	return &backend{
+		version: c.Version, started: time.Now(), log: c.Log, jobs: jobs{log: c.Log}, flash: make(chan struct{}, 1), drainLimit: c.drainLimit,
+	}
 }
 
 // add names a volume.
@@ -42,6 +49,14 @@ func (b *backend) add(name string, v volume) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.volumes = append(slices.Clip(b.volumes), namedVolume{name, v})
+}
+
+// remove forgets a volume.
+func (b *backend) remove(name string) {
+	b.jobs.forget(name)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.volumes = slices.DeleteFunc(slices.Clone(b.volumes), func(v namedVolume) bool { return v.name == name })
 }
 
 // served returns the volumes that are served.
@@ -225,16 +240,25 @@ func (b *backend) Attribute(_ context.Context, object, name string) (string, err
 	return value, attributeError(set, object, name, "", err)
 }
 
-// SetAttribute implements control.Backend. What takes long is done here.
+// SetAttribute implements control.Backend. What makes an export, ends one, or takes long, is done here.
 func (b *backend) SetAttribute(ctx context.Context, object, name, value string) error {
 	set, err := b.running(true)
 	if err != nil {
 		return err
 	}
 	v, _ := b.find(object)
-	if name == "detach" && v != nil && !v.Stats().Flash {
+	switch flash := v != nil && v.Stats().Flash; {
+	case name == "detach" && v != nil && !flash:
 		_, err := b.StartJob(ctx, object, control.Detach)
 		return err
+	case name == "unregister" && flash:
+		unique, err := ubcache.FlashName(set.FlashVolumes(), v.Stats().Slot)
+		if err == nil {
+			_, err = b.DeleteFlash(ctx, unique, false)
+		}
+		return err
+	case name == "flash_vol_create" && object == "set":
+		return b.flashVolCreate(ctx, set, value)
 	}
 	return attributeError(set, object, name, value, set.SetAttribute(ctx, object, name, value))
 }

@@ -16,6 +16,11 @@ type cacheSet interface {
 	Attributes(object string) ([]ubcache.Attribute, error)
 	Attribute(object, name string) (string, error)
 	SetAttribute(ctx context.Context, object, name, value string) error
+	CloseVolume(ctx context.Context, name string) error
+	FlashVolumes() []ubcache.FlashVolume
+	CreateFlash(ctx context.Context, label string, size int64) (slot int, err error)
+	GrowFlash(ctx context.Context, name string, size int64) error
+	DeleteFlash(ctx context.Context, name string) error
 }
 
 type volume interface {

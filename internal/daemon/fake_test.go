@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,6 +29,10 @@ type fakeSet struct {
 	opening, closing    chan struct{} // opening and closing wait for these, if not nil, or for the context
 	stuck               bool          // closing does not mind the context
 	wrap                func(blockdev.Device) blockdev.Device
+
+	flash                            []ubcache.FlashVolume
+	failCreate, failGrow, failDelete error
+	failCloseVolume                  error
 }
 
 func newFakeSet() *fakeSet {
@@ -79,6 +85,13 @@ func (f *fakeSet) OpenVolume(_ context.Context, o ubcache.VolumeOptions) (volume
 		return nil, err
 	}
 	v := &fakeVolume{options: o, dev: mem, note: f.note}
+	if o.Flash != "" {
+		for _, fv := range f.flash {
+			if fv.Label == o.Flash || strconv.Itoa(fv.Slot) == o.Flash {
+				v.slot = fv.Slot
+			}
+		}
+	}
 	if f.wrap != nil {
 		v.dev = f.wrap(mem)
 	}
@@ -147,7 +160,7 @@ func (f *fakeSet) Attribute(object, name string) (string, error) {
 	return "", err
 }
 
-func (f *fakeSet) SetAttribute(_ context.Context, object, name, value string) error {
+func (f *fakeSet) SetAttribute(ctx context.Context, object, name, value string) error {
 	if _, err := f.Attribute(object, name); err != nil {
 		return err
 	}
@@ -159,9 +172,78 @@ func (f *fakeSet) SetAttribute(_ context.Context, object, name, value string) er
 	case value == "broken":
 		return errors.New("the superblock could not be written")
 	}
+	if name == "flash_vol_create" {
+		_, label, _ := strings.Cut(value, " ")
+		_, err := f.CreateFlash(ctx, label, 1<<20)
+		return err
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.attrs[object][name] = value
+	return nil
+}
+
+func (f *fakeSet) CloseVolume(_ context.Context, name string) error {
+	if f.failCloseVolume != nil {
+		return f.failCloseVolume
+	}
+	f.mu.Lock()
+	v := f.volumes[name]
+	delete(f.volumes, name)
+	delete(f.attrs, name)
+	f.mu.Unlock()
+	v.dev.Close()
+	f.note("close %s", name)
+	return nil
+}
+
+func (f *fakeSet) FlashVolumes() []ubcache.FlashVolume {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.flash)
+}
+
+func (f *fakeSet) CreateFlash(_ context.Context, label string, size int64) (int, error) {
+	if f.failCreate != nil {
+		return 0, f.failCreate
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	slot := 5
+	for _, v := range f.flash {
+		if v.Label == label {
+			return 0, fmt.Errorf("%w: %q", ubcache.ErrFlashExists, label)
+		}
+		slot = max(slot, v.Slot+1)
+	}
+	f.flash = append(f.flash, ubcache.FlashVolume{Slot: slot, Label: label, Size: size})
+	return slot, nil
+}
+
+func (f *fakeSet) GrowFlash(_ context.Context, name string, size int64) error {
+	if f.failGrow != nil {
+		return f.failGrow
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	i := slices.IndexFunc(f.flash, func(v ubcache.FlashVolume) bool { return v.Label == name })
+	if size < f.flash[i].Size {
+		return fmt.Errorf("%w: it has %d bytes already", ubcache.ErrFlashSize, f.flash[i].Size)
+	}
+	f.flash[i].Size = size
+	return nil
+}
+
+func (f *fakeSet) DeleteFlash(_ context.Context, name string) error {
+	if f.failDelete != nil {
+		return f.failDelete
+	}
+	f.note("delete %s", name)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.flash = slices.DeleteFunc(f.flash, func(v ubcache.FlashVolume) bool {
+		return v.Label == name || v.Label == "" && strconv.Itoa(v.Slot) == name
+	})
 	return nil
 }
 

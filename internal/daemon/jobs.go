@@ -108,6 +108,13 @@ func (s *jobs) find(name string) (*job, error) {
 	return nil, control.NoJob(name)
 }
 
+// forget drops the last job of a volume that is no more.
+func (s *jobs) forget(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.last, name)
+}
+
 // stop cancels all, and lets none begin any more.
 func (s *jobs) stop() {
 	s.mu.Lock()

@@ -23,16 +23,6 @@ func jobDaemon(t *testing.T) (r *running, ctl *control.Client, a *fakeVolume) {
 	return r, r.control(), a
 }
 
-// waitFor polls until something holds.
-func waitFor(t *testing.T, holds func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !holds(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("it does not come true")
-		}
-	}
-}
-
 // waitJob polls until a job has ended.
 func waitJob(t *testing.T, ctl *control.Client, volume string) *control.Job {
 	t.Helper()
@@ -188,7 +178,10 @@ func TestNoJobWhileStopping(t *testing.T) {
 	b.stop()
 	_, asked := b.StartJob(t.Context(), "a", control.Flush)
 	_, late := b.jobs.start("a", control.Flush, v) // asked just before
-	for i, err := range []error{asked, late} {
+	_, create := b.CreateFlash(t.Context(), "x", 1)
+	_, grow := b.GrowFlash(t.Context(), "x", 1)
+	_, remove := b.DeleteFlash(t.Context(), "x", true)
+	for i, err := range []error{asked, late, create, grow, remove} {
 		if !errors.Is(err, control.ErrStopping) {
 			t.Errorf("%d: %v", i, err)
 		}
