@@ -106,16 +106,18 @@ func (s *Set) ScanDirtyLocked(inode uint32, from, to uint64, fn func(start, end 
 		if r := from / regionSectors; r < lastRegion {
 			end = min(end, (r+1)*regionSectors)
 		}
+		seen := from
 		at, miss := s.tree.Scan(btree.Pos{Inode: inode, Sector: from}, btree.Pos{Inode: inode, Sector: end}, limit, func(x btree.Extent) bool {
 			limit--
 			if !x.HasPtr() || !x.Dirty() || !s.GoodLocked(x.Ptr) {
 				return true
 			}
 			start, end := max(x.Start, from), min(x.End(), to)
+			seen = end // it may reach into the next region
 			stopped = !fn(start, end, x.Ptr.Advance(start-x.Start))
 			return !stopped
 		})
-		from = max(from, at.Sector)
+		from = max(from, at.Sector, seen)
 		if !miss.IsZero() || from < end {
 			return from, miss
 		}
