@@ -70,13 +70,14 @@ func (f *flight) fly() {
 	f.readErrors, f.writeErrors = 0, 0
 	f.split()
 	f.read()
+	before := v.flushErrors()
 	if err := v.set.Sync(); err == nil {
 		f.write()
 	} else {
 		f.fail(span{f.list[0].start, f.list[len(f.list)-1].end}, err)
 	}
 	if f.gather(); len(f.keys) > 0 && v.set.Broken()&cacheset.SkipF1 == 0 {
-		if err := v.flushUntold(); err != nil {
+		if err := v.flushSince(before); err != nil {
 			f.fail(span{f.list[0].start, f.list[len(f.list)-1].end}, err)
 			f.keys = f.keys[:0]
 		}

@@ -19,6 +19,7 @@ type op struct {
 	io     group
 	keys   []ondisk.Key
 	in     cacheset.Insertion
+	seq    uint64 // newest journal entry that has a part of what the request changed
 	pieces []piece
 	dirty  []span // live dirty parts of what a write covers
 
@@ -34,7 +35,7 @@ func (v *Volume) newOp(q *queue, r *blockdev.Request, c *conf, why bypass, retry
 		o.run = o.do
 		o.io.init(v, &v.back, &v.cache)
 	}
-	o.q, o.req, o.conf, o.why, o.retry = q, r, c, why, retry
+	o.q, o.req, o.conf, o.why, o.retry, o.seq = q, r, c, why, retry, 0
 	c.users.Add(1)
 	return o
 }

@@ -87,10 +87,12 @@ type Volume struct {
 	ranges  ranges
 	begun   uint64 // flushes of the backing device that have begun; counts from 1
 	flushed uint64 // the greatest of them that is done
-	wrote   uint64 // begun when the last write of the backing device was done
-	point   uint32 // the next queue's number
-	newest  uint64 // journal entry of the last change of the volume's part of the index
-	dirty   dirtyState
+	flushing
+	flushFails uint64 // how many have failed
+	wrote      uint64 // begun when the last write of the backing device was done
+	point      uint32 // the next queue's number
+	newest     uint64 // journal entry of the last change of the volume's part of the index
+	dirty      dirtyState
 
 	replaced []*conf // configurations that requests may still go by
 	failed   error   // of a flush that nobody was told of yet
@@ -163,6 +165,7 @@ func (v *Volume) open() error {
 	v.pool = blockdev.NewPool(blockdev.PoolOptions{})
 	v.fillRoom.Init(v.rt, fillBytes)
 	v.set.BindCond(&v.ranges.ended)
+	v.set.BindCond(&v.over)
 	v.ops.init(v.rt)
 	v.running.Init(v.rt)
 	v.stop, v.cancel = context.WithCancel(context.Background())

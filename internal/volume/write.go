@@ -188,7 +188,7 @@ func (o *op) through(w span, cached bool) error {
 	if err := o.insert(); err != nil {
 		return err
 	}
-	return o.settle(in.Seq)
+	return o.settle()
 }
 
 // epoch notes that the backing device has got the write, and returns the epoch of its keys.
@@ -243,13 +243,16 @@ func (o *op) insert() error {
 	v.set.Lock()
 	v.newest = max(v.newest, o.in.Seq)
 	v.set.Unlock()
+	o.seq = max(o.seq, o.in.Seq)
 	return err
 }
 
-// settle returns when a write may be acknowledged. One with FUA waits for what changed the index before it, too: an
-// invalidation of its range may not be durable, although it was acknowledged.
-func (o *op) settle(seq uint64) error {
+// settle returns when a write may be acknowledged: all that it changed in the index counts, in several steps perhaps. One
+// with FUA waits for what changed the index before it, too: an invalidation of its range may not be durable, although it
+// was acknowledged.
+func (o *op) settle() error {
 	v := o.v
+	seq := o.seq
 	if o.req.Flags&blockdev.FUA == 0 {
 		return v.set.Acknowledge(seq)
 	}
@@ -293,17 +296,15 @@ func (o *op) invalidateFirst(w span) error {
 
 // around writes to the backing device alone.
 func (o *op) around(w span, cached bool) error {
-	var seq uint64
 	if cached {
 		if err := o.invalidateFirst(w); err != nil {
 			return err
 		}
-		seq = o.in.Seq
 	}
 	if err := o.toBacking(w); err != nil {
 		return err
 	}
-	return o.settle(seq)
+	return o.settle()
 }
 
 // toBacking makes a part of the request on the backing device.
@@ -346,10 +347,11 @@ func (o *op) aroundDirty(w span) error {
 		}
 		at = d.end
 	}
+	before := o.v.flushErrors()
 	if err := o.toBacking(w); err != nil {
 		return err
 	}
-	if err := o.v.flushUntold(); err != nil {
+	if err := o.v.flushSince(before); err != nil {
 		return err
 	}
 	o.keys = o.keys[:0]
@@ -361,7 +363,7 @@ func (o *op) aroundDirty(w span) error {
 	if err := o.insert(); err != nil {
 		return err
 	}
-	return o.settle(in.Seq)
+	return o.settle()
 }
 
 // instead writes to the backing device what there is no room for in the cache.
@@ -416,7 +418,7 @@ func (o *op) back(w span) error {
 		if err := o.insert(); err != nil {
 			return err
 		}
-		return o.settle(in.Seq)
+		return o.settle()
 	}
 	// A large write may need more buckets than are ready at a time.
 	for at, tries := w.start, 0; at < w.end; {
@@ -447,5 +449,5 @@ func (o *op) back(w span) error {
 		}
 		at, tries = end, 0
 	}
-	return o.settle(in.Seq)
+	return o.settle()
 }
