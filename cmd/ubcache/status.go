@@ -39,6 +39,11 @@ Of the buckets of the cache device, those that are available can be reused witho
 empty or ready, or all that is in them is on the backing devices too. The others are in use. Dirty data is cached data
 that is not on the backing devices yet.
 
+Of a volume in writeback mode, or with dirty data, it shows how fast that goes back: the rate in bytes a second, the
+target of dirty data that it is to bring about, and what the rate was made of when it was last worked out: the
+proportional part, for the distance from the target, the integral part, for how long there has been one, and its
+change. The last job is the last flush or detach that was asked for.
+
 A read request that is only partly in the cache is a miss. Requests that are kept out of the cache are not in the hit
 ratio; they are counted as bypassed, by reason. "-" stands for what is not known: the ratio while there were no
 requests, and figures that a daemon of another version does not tell.
@@ -176,12 +181,59 @@ func (p printer) volume(v *control.Volume) {
 	fmt.Fprintf(p.w, "\nvolume %s\n", v.Name)
 	p.bytes("size", v.SizeBytes, "")
 	p.line("cache mode", orDash(v.Mode), "")
-	p.line("state", orDash(v.State), "")
+	note := ""
+	if v.Flash {
+		note = "its data is nowhere else"
+	}
+	p.line("state", orDash(v.State), note)
 	p.line("connections", v.Connections, "")
 	for _, uri := range v.NBD {
 		fmt.Fprintf(p.w, "  %s\n", uri)
 	}
+	if v.Job != nil {
+		p.job(v.Job)
+	}
+	if w := v.Writeback; w != nil {
+		dirty, _ := v.DirtyBytes.Value()
+		if v.Mode == "writeback" || dirty > 0 || w.Draining || w.Detaching {
+			p.writeback(w)
+		}
+	}
 	p.counters(&v.Counters)
+}
+
+// job writes how the last job of a volume is.
+func (p printer) job(j *control.Job) {
+	p.line("last job", j.Kind+" "+j.State, j.Error)
+	if j.State == control.Running {
+		p.bytes("  dirty at its start", j.DirtyAtStart, "")
+	}
+}
+
+// writeback writes how dirty data goes back.
+func (p printer) writeback(w *control.Writeback) {
+	how, note := "at its rate", ""
+	switch {
+	case !w.Running && !w.Draining:
+		how, note = "frozen", "writeback_running is 0: dirty data stays"
+	case w.Detaching:
+		how, note = "detaching", "as fast as it goes; no data is added to the cache"
+	case w.Draining:
+		how, note = "flushing", "as fast as it goes"
+	case w.AtMax:
+		how, note = "idle", "as fast as it goes, since nobody uses the set"
+	}
+	p.line("writeback", how, note)
+	p.bytes("  rate", w.Rate, "a second")
+	p.bytes("  target", w.Target, "of dirty data")
+	p.bytes("  dirty", w.Dirty, "when the rate was last worked out")
+	p.bytes("  proportional", w.Proportional, "a second")
+	p.bytes("  integral", w.Integral, "a second")
+	p.bytes("  change of the rate", w.Change, "a second")
+	p.line("  next write in", w.NextIO, "milliseconds")
+	p.line("  extents written back", w.KeysDone, "")
+	p.line("  not made clean", w.KeysFailed, "they were written to meanwhile")
+	p.line("  errors", w.Errors, "data that could not be read or written stays dirty")
 }
 
 func orDash(s string) string {
