@@ -98,8 +98,12 @@ func withDaemon(ctx context.Context, socket string, fn func(context.Context, *co
 		return err
 	}
 	defer c.Close()
-	err = fn(ctx, c)
-	for _, usage := range []error{control.ErrNoObject, control.ErrNoAttribute, control.ErrReadOnly, control.ErrValue} {
+	return usageOf(fn(ctx, c))
+}
+
+// usageOf gives what the daemon says is wrong with names and values the status of wrong usage.
+func usageOf(err error) error {
+	for _, usage := range []error{control.ErrNoObject, control.ErrNoAttribute, control.ErrReadOnly, control.ErrValue, control.ErrNoVolume} {
 		if errors.Is(err, usage) {
 			return usageErrorf("%w", err)
 		}

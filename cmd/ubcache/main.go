@@ -87,16 +87,7 @@ func newRootCommand(env *environment) *cobra.Command {
 		Short: "A block cache in user space on bcache's on-disk format",
 		Long: `ubcache puts an SSD in front of a slow or remote disk, on the very on-disk format of the kernel's bcache.
 It serves volumes, and shows, checks and rescues bcache disks, those that the kernel wrote too.`,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return usageErrorf("which command? See %s --help", cmd.CommandPath())
-			}
-			hint := ""
-			if s := cmd.SuggestionsFor(args[0]); len(s) > 0 {
-				hint = "; did you mean " + strings.Join(s, ", ") + "?"
-			}
-			return usageErrorf("unknown command %q%s", args[0], hint)
-		},
+		RunE:                       chooseCommand,
 		Args:                       cobra.ArbitraryArgs,
 		SilenceErrors:              true,
 		SilenceUsage:               true,
@@ -118,11 +109,26 @@ It serves volumes, and shows, checks and rescues bcache disks, those that the ke
 		newStatusCommand(env),
 		newGetCommand(env),
 		newSetCommand(env),
+		newFlushCommand(env),
+		newDetachCommand(env),
+		newFlashCommand(env),
 		newDemoCommand(env),
 		newVersionCommand(env),
 	)
 	prepare(env, root)
 	return root
+}
+
+// chooseCommand is what a command that only has others below it does by itself.
+func chooseCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return usageErrorf("which command? See %s --help", cmd.CommandPath())
+	}
+	hint := ""
+	if s := cmd.SuggestionsFor(args[0]); len(s) > 0 {
+		hint = "; did you mean " + strings.Join(s, ", ") + "?"
+	}
+	return usageErrorf("unknown command %q%s", args[0], hint)
 }
 
 // prepare gives a command and those below it what all have in common: where they read and write, the layout of

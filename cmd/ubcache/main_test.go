@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -9,13 +10,16 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/ubcache/ubcache/internal/blockdev"
 	"github.com/ubcache/ubcache/internal/fixture"
+	"github.com/ubcache/ubcache/internal/nbd"
 )
 
 // TestMain makes the test binary answer to the names of the program, so that scripts run it as users do.
@@ -35,6 +39,11 @@ func TestMain(m *testing.M) {
 //	formatted NAME FILE           unpack an image of the folder formats
 //	digest FILE...                remember what is in them
 //	unchanged FILE...             they are as they were at digest
+//	holds FILE OFFSET SIZE BYTE   all of that part is that byte, in hex; with "!", none of it is
+//	nbd write SOCKET EXPORT OFFSET SIZE BYTE   write it to an export, and flush
+//	nbd read SOCKET EXPORT OFFSET SIZE BYTE    read it, and want that
+//	nbd open SOCKET EXPORT SIZE   connect, want that size to be told, and stay
+//	nbd close EXPORT              end that connection
 //
 // and the condition [tool:NAME], which fails the test where the tool is missing and must not be.
 func TestScripts(t *testing.T) {
@@ -60,9 +69,18 @@ func TestScripts(t *testing.T) {
 			"formatted": scriptFormatted,
 			"digest":    scriptDigest,
 			"unchanged": scriptUnchanged,
+			"holds":     scriptHolds,
+			"nbd":       scriptNBD,
 		},
 		Setup: func(e *testscript.Env) error {
 			e.Values[digests{}] = map[string]string{}
+			clients := map[string]*nbd.Client{}
+			e.Values[nbdClients{}] = clients
+			e.Defer(func() {
+				for _, c := range clients {
+					c.Close()
+				}
+			})
 			e.Setenv("TMPDIR", e.WorkDir)
 			return nil
 		},
@@ -144,6 +162,79 @@ func scriptFormatted(ts *testscript.TestScript, neg bool, args []string) {
 		}
 	}
 	ts.Fatalf("there is no image %s", args[0])
+}
+
+func scriptHolds(ts *testscript.TestScript, neg bool, args []string) {
+	if len(args) != 4 {
+		ts.Fatalf("usage: holds FILE OFFSET SIZE BYTE")
+	}
+	off, want := scriptBytes(ts, args[1:])
+	got := make([]byte, len(want))
+	f, err := os.Open(ts.MkAbs(args[0]))
+	ts.Check(err)
+	defer f.Close()
+	_, err = f.ReadAt(got, off)
+	ts.Check(err)
+	if neg && bytes.Contains(got, want[:1]) || !neg && !bytes.Equal(got, want) {
+		ts.Fatalf("%s holds something else at %d", args[0], off)
+	}
+}
+
+// scriptBytes reads offset, size and byte.
+func scriptBytes(ts *testscript.TestScript, args []string) (off int64, b []byte) {
+	off, err := parseSize(args[0])
+	ts.Check(err)
+	n, err := parseSize(args[1])
+	ts.Check(err)
+	b, err = hex.DecodeString(args[2])
+	ts.Check(err)
+	return off, bytes.Repeat(b, int(n))
+}
+
+type nbdClients struct{}
+
+func scriptNBD(ts *testscript.TestScript, neg bool, args []string) {
+	clients := ts.Value(nbdClients{}).(map[string]*nbd.Client)
+	dial := func() *nbd.Client {
+		c, err := nbd.Dial(context.Background(), "unix", ts.MkAbs(args[1]), args[2], nbd.DialOptions{})
+		ts.Check(err)
+		return c
+	}
+	switch {
+	case !neg && len(args) == 6 && (args[0] == "write" || args[0] == "read"):
+		off, want := scriptBytes(ts, args[3:])
+		c := dial()
+		defer c.Close()
+		io, err := blockdev.NewIO(c, 1)
+		ts.Check(err)
+		defer io.Close()
+		if args[0] == "write" {
+			for piece := range slices.Chunk(want, 64<<10) {
+				ts.Check(io.WriteAt(piece, off, 0))
+				off += int64(len(piece))
+			}
+			ts.Check(io.Flush())
+			return
+		}
+		got := make([]byte, len(want))
+		ts.Check(io.ReadAt(got, off))
+		if !bytes.Equal(got, want) {
+			ts.Fatalf("%s holds something else at %d", args[2], off)
+		}
+	case !neg && len(args) == 4 && args[0] == "open":
+		n, err := parseSize(args[3])
+		ts.Check(err)
+		c := dial()
+		clients[args[2]] = c
+		if got := c.Info().Size; got != n {
+			ts.Fatalf("%s is said to have %d bytes", args[2], got)
+		}
+	case !neg && len(args) == 2 && args[0] == "close":
+		clients[args[1]].Close()
+		delete(clients, args[1])
+	default:
+		ts.Fatalf("usage: see TestScripts")
+	}
 }
 
 type digests struct{}

@@ -54,6 +54,18 @@ func (p *progress) set(done, of int64) {
 	}
 }
 
+// left says how much of the work is left, where it may grow while it is done.
+func (p *progress) left(n, of int64) {
+	if p.bar != nil {
+		p.set(of-n, of)
+		return
+	}
+	if now := time.Now(); now.Sub(p.last) >= progressEvery {
+		p.last = now
+		fmt.Fprintf(p.w, "%s: %d bytes left\n", p.what, n)
+	}
+}
+
 // end takes the bar away.
 func (p *progress) end() {
 	if p.bar != nil {

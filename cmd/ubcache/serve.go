@@ -37,7 +37,7 @@ func newServeCommand(env *environment) *cobra.Command {
 			if o.readOnly {
 				return atRestError(daemon.ReadOnly(cmd.Context(), o.readOnlyConfig(env)))
 			}
-			return serveError(daemon.Serve(cmd.Context(), o.config(env)))
+			return o.serveError(daemon.Serve(cmd.Context(), o.config(env)))
 		},
 	}
 	o.devices.add(cmd, roleCache, roleVolume)
@@ -63,7 +63,8 @@ less than 90 seconds. Nothing that was acknowledged is lost if the process is ki
 takes longer. For that it needs a folder that outlives the process (--runtime-dir). Without one it says so, and each
 write is acknowledged only when the journal has it.
 
-"ubcache status", "get" and "set" reach it through the control socket, which only its owner can use.
+"ubcache status", "get", "set", "flush", "detach" and "flash" reach it through the control socket, which only its owner
+can use. Without any volume it serves the flash-only volumes that "ubcache flash create" makes then.
 
 With --read-only nothing is written to any device; they are locked against whoever would write. What clients read is
 backing device and cache together, with the journal replayed, as the kernel would show it. Where the index of the
@@ -83,7 +84,7 @@ func (o *serveFlags) check() error {
 	switch {
 	case len(o.listen) == 0:
 		return usageErrorf("where? Give --nbd unix:PATH or --nbd tcp:HOST:PORT")
-	case len(d.Volumes)+len(o.flash) == 0:
+	case len(d.Volumes)+len(o.flash) == 0 && o.readOnly:
 		return usageErrorf("what? Give --volume NAME=DEV or --flash NAME")
 	case d.Cache == "" && len(o.flash) > 0:
 		return usageErrorf("a flash-only volume lies on a cache device: give --cache DEV too")
@@ -133,8 +134,11 @@ func (o *serveFlags) config(env *environment) daemon.Config {
 }
 
 // serveError gives an error of a running set the exit status that goes with it.
-func serveError(err error) error {
+func (o *serveFlags) serveError(err error) error {
 	switch {
+	case errors.Is(err, ubcache.ErrNoVolume):
+		return fmt.Errorf("%w; \"ubcache flash create NAME SIZE --cache %s\" makes one, \"ubcache flash list --cache %[2]s\" lists those that there are", err,
+			o.devices.Cache)
 	case errors.Is(err, ubcache.ErrOtherSet):
 		return refusedErrorf("%w; name the cache device of that set; no option overrides this", err)
 	case errors.Is(err, ubcache.ErrUnflushed):
@@ -156,6 +160,9 @@ func printServed(env *environment, s daemon.Served) {
 	for _, a := range s.Addrs {
 		for _, v := range s.Volumes {
 			fmt.Fprintln(env.stdout, addressURI(a, v.Name))
+		}
+		if len(s.Volumes) == 0 {
+			fmt.Fprintln(env.stdout, addressURI(a, ""))
 		}
 	}
 	if s.Socket != "" {
