@@ -154,7 +154,7 @@ func (j *job) status() *control.Job {
 	}
 	s.Error = j.err.Error()
 	if left := (*ubcache.WriteBackError)(nil); errors.As(j.err, &left) {
-		s.Ranges = jobRanges(left.Ranges)
+		s.Error, s.Ranges = left.Err.Error(), jobRanges(left.Ranges)
 	}
 	return s
 }

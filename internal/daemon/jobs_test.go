@@ -87,7 +87,7 @@ func TestServeJobs(t *testing.T) {
 	}
 	a.end <- &ubcache.WriteBackError{Ranges: parts(8192, 512, 0, 512, 512, 512, 8300, 1, 8192, 4096), Dirty: 5120, Err: errors.New("bad disk")}
 	j = waitJob(t, ctl, "a")
-	if want := []control.Range{{Offset: 0, Length: 1024}, {Offset: 8192, Length: 4096}}; j.State != "failed" || !strings.Contains(j.Error, "bad disk") ||
+	if want := []control.Range{{Offset: 0, Length: 1024}, {Offset: 8192, Length: 4096}}; j.State != "failed" || j.Error != "bad disk" ||
 		!reflect.DeepEqual(j.Ranges, want) {
 		t.Errorf("%+v", j)
 	}
