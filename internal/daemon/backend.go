@@ -259,6 +259,12 @@ func (b *backend) SetAttribute(ctx context.Context, object, name, value string) 
 		return err
 	case name == "flash_vol_create" && object == "set":
 		return b.flashVolCreate(ctx, set, value)
+	case name == "size" && flash:
+		unlock, err := b.lockFlash(ctx)
+		if err != nil {
+			return err
+		}
+		defer unlock()
 	}
 	return attributeError(set, object, name, value, set.SetAttribute(ctx, object, name, value))
 }
