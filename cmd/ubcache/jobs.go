@@ -73,7 +73,8 @@ the backing device does not take ends, the data stays dirty, and the volume atta
 }
 
 const jobHelp = `A volume has one such job at a time: the same command again finds the one that runs. It does not end with the command
-that began it. "ubcache status" shows it too. Offsets and lengths of ranges are in bytes of the volume.
+that began it, but the end of the daemon cancels it. "ubcache status" shows it too. Offsets and lengths of ranges are in
+bytes of the volume.
 
 With --json the output is the job as the daemon tells it (docs/control.md).`
 

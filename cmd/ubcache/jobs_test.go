@@ -154,6 +154,17 @@ func TestJobsThatAreRefused(t *testing.T) {
 	}
 }
 
+// Where there is no terminal, a line says what is left, not too often.
+func TestProgressTellsWhatIsLeft(t *testing.T) {
+	var out strings.Builder
+	p := &progress{w: &out, what: "data"}
+	p.left(5, 10)
+	p.left(4, 10)
+	if out.String() != "data: 5 bytes left\n" {
+		t.Errorf("%q", out.String())
+	}
+}
+
 // A signal ends the waiting, not the job.
 func TestWaitingIsInterrupted(t *testing.T) {
 	f := &fakeDaemon{jobs: []*control.Job{jobAt("flush", control.Running, 7)}}
