@@ -162,7 +162,7 @@ func (w *drainer) loop() {
 		switch {
 		case is:
 			w.kick.Wait()
-		case v.cleanLocked():
+		case v.set.DirtyLocked(v.inode) == 0:
 			w.restLocked()
 		case !w.activeLocked():
 			w.kick.Wait()
@@ -190,9 +190,10 @@ func (w *drainer) activeLocked() bool { return w.settings.Running || w.callers >
 // restLocked waits while nothing is dirty. Soon the superblock says so.
 func (w *drainer) restLocked() {
 	v := w.v
+	w.done.Broadcast() // also where it was not written back, but discarded
 	w.resting = true
 	defer func() { w.resting = false }()
-	if !v.dirty.durable {
+	if !v.dirty.durable || v.dirty.writes > 0 {
 		w.kick.Wait()
 		return
 	}
