@@ -5,7 +5,7 @@
 # round: slow spells of the machine hit all alike.
 #
 # Options of all scripts: --size BYTES, --rounds N, --runtime SECONDS (of one load), --jobs "1x1 4x32" (jobs x depth),
-# --rw "randread randwrite", --bs SIZE, --out FILE (the table goes there too).
+# --rw "randread randwrite", --bs SIZE, --out FILE (what comes out goes there too).
 
 size=$((256 << 20)) rounds=5 runtime=3 jobs="1x1 1x32 4x32" rws="randread randwrite" bs=4k out=
 servers=() # in the order in which they were started: the first is compared with each other one
@@ -50,6 +50,7 @@ options() {
 		esac
 		shift 2
 	done
+	[ -z "$out" ] || : >"$out"
 }
 
 # serve NAME COMMAND: runs a server, which must stay in the foreground, and waits for its socket. {socket} and {size}
@@ -140,7 +141,7 @@ measure() {
 
 # table: what came out, in markdown.
 table() {
-	python3 - "$tmp" "$rounds" "$rws" "$jobs" "$(getconf CLK_TCK)" "$bs" "${servers[@]}" <<'PY' | tee ${out:+"$out"}
+	python3 - "$tmp" "$rounds" "$rws" "$jobs" "$(getconf CLK_TCK)" "$bs" "${servers[@]}" <<'PY' | tee ${out:+-a "$out"}
 import json, statistics, sys
 
 tmp, rounds, rws, jobs, tick, bs = sys.argv[1], int(sys.argv[2]), sys.argv[3].split(), sys.argv[4].split(), int(sys.argv[5]), sys.argv[6]
