@@ -49,7 +49,27 @@ const (
 // what it needs (room in the journal, a node, room in a leaf), the lock not held. An error means that the set has
 // failed or is closed.
 func (s *Set) Insert(in *Insertion) error {
+	in.begin()
+	return s.InsertRest(in)
+}
+
+// TryInsertLocked begins an insertion, and reports whether it is made: whether nothing had to be waited for. If not,
+// InsertRest makes the rest.
+func (s *Set) TryInsertLocked(in *Insertion) bool {
+	in.begin()
+	_, err := s.insertSomeLocked(in)
+	return err == nil && in.done()
+}
+
+func (in *Insertion) begin() {
 	in.next, in.Seq, in.Exposed, in.Stopped, in.Replaced = 0, 0, false, false, 0
+}
+
+// InsertRest is Insert for an insertion that TryInsertLocked has begun.
+func (s *Set) InsertRest(in *Insertion) error {
+	if in.next > 0 && in.done() {
+		return nil
+	}
 	for {
 		s.mu.Lock()
 		o, err := s.insertSomeLocked(in)

@@ -296,6 +296,9 @@ func (s *Set) FlashDirtyLocked() (sectors int64) {
 // three allocations a wait.
 var forever = context.Background()
 
+// Lasting reports whether what was inserted may be acknowledged at once, so that Acknowledge waits for nothing.
+func (s *Set) Lasting() bool { return s.opt.Shared != nil }
+
 // Acknowledge returns when a change in journal entry seq may be acknowledged.
 func (s *Set) Acknowledge(seq uint64) error {
 	if seq == 0 {

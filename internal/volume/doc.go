@@ -3,6 +3,7 @@
 //
 //	queue.go    Submit: a batch of requests; reads that hit are looked up in one hold of the set's lock, and go out in
 //	   |        one submission, without a goroutine
+//	   |-- fast.go    writes that stay in the cache and need not wait go with them
 //	   |-- read.go    what misses: the backing device answers, and a copy goes to the cache (a fill)
 //	   |-- write.go   route decides once; then through, around or back
 //	   '-- flush.go   both devices; epochs

@@ -18,6 +18,8 @@ type group struct {
 	mu   rt.Mutex
 	done rt.Cond
 	left int
+
+	op *op // whose it is, nil: a batch's of writeback
 }
 
 // A part is one I/O of a group.
@@ -73,13 +75,12 @@ func (g *group) run() error {
 }
 
 func (g *group) start() {
-	g.left = len(g.parts)
 	for i := range g.send {
 		g.send[i] = g.send[i][:0]
 	}
+	g.begin()
 	for i := range g.parts {
 		p := &g.parts[i]
-		p.Owner = p
 		if p.cache {
 			g.send[1] = append(g.send[1], &p.Request)
 		} else {
@@ -94,12 +95,25 @@ func (g *group) start() {
 	}
 }
 
-func (g *group) wait() (err error) {
+// begin makes the parts ready to be sent.
+func (g *group) begin() {
+	g.left = len(g.parts)
+	for i := range g.parts {
+		g.parts[i].Owner = &g.parts[i]
+	}
+}
+
+func (g *group) wait() error {
 	g.mu.Lock()
 	for g.left > 0 {
 		g.done.Wait()
 	}
 	g.mu.Unlock()
+	return g.end()
+}
+
+// end lets the memory of the parts go, and returns their errors.
+func (g *group) end() (err error) {
 	for i := range g.parts {
 		p := &g.parts[i]
 		if p.bounce != nil {

@@ -6,7 +6,8 @@ import (
 	"github.com/ubcache/ubcache/internal/ondisk"
 )
 
-// An op is a request that takes a goroutine: all but reads that hit. What it needs is its own and is used again.
+// An op is a request that is not a read that hits. It takes a goroutine, but for most writes that stay in the cache, see
+// fast.go. What it needs is its own and is used again.
 type op struct {
 	v     *Volume
 	q     *queue
@@ -24,6 +25,7 @@ type op struct {
 	dirty  []span // live dirty parts of what a write covers
 
 	dirtying bool // it counts in dirtyState.writes
+	placed   bool // a write whose data went to the cache device with its batch, see fast.go
 	fills    []*fill
 }
 
@@ -34,6 +36,7 @@ func (v *Volume) newOp(q *queue, r *blockdev.Request, c *conf, why bypass, retry
 		o.v = v
 		o.run = o.do
 		o.io.init(v, &v.back, &v.cache)
+		o.io.op = o
 	}
 	o.q, o.req, o.conf, o.why, o.retry, o.seq = q, r, c, why, retry, 0
 	c.users.Add(1)
@@ -45,6 +48,7 @@ func (v *Volume) putOp(o *op) {
 	o.q, o.req, o.conf = nil, nil, nil
 	o.io.reset()
 	o.keys, o.pieces, o.dirty = o.keys[:0], o.pieces[:0], o.dirty[:0]
+	o.placed = false
 	v.ops.put(o)
 }
 
@@ -56,6 +60,8 @@ func (o *op) do() {
 	switch {
 	case o.conf.detached:
 		r.Err = o.uncached()
+	case o.placed:
+		r.Err = o.finish()
 	case r.Op == blockdev.OpRead:
 		o.read() // finishes the request when the data is there
 		v.putOp(o)

@@ -7,8 +7,8 @@ import (
 	"github.com/ubcache/ubcache/internal/ondisk"
 )
 
-// A queue takes requests in batches. Reads that hit are looked up in one hold of the set's lock and go to the cache
-// device in one submission; all else becomes an op, with a goroutine.
+// A queue takes requests in batches. Reads that hit are looked up, and writes that stay in the cache given a place, in one
+// hold of the set's lock, and go to the cache device in one submission; all else becomes an op with a goroutine.
 type queue struct {
 	v     *Volume
 	out   *blockdev.Completer
@@ -26,13 +26,15 @@ type batch struct {
 	toCache []*blockdev.Request
 	done    []*blockdev.Request
 	slow    []*op
+	over    []*op // to be put back
 }
 
 func (b *batch) reset() {
 	clear(b.toCache)
 	clear(b.done)
 	clear(b.slow)
-	b.toCache, b.done, b.slow = b.toCache[:0], b.done[:0], b.slow[:0]
+	clear(b.over)
+	b.toCache, b.done, b.slow, b.over = b.toCache[:0], b.done[:0], b.slow[:0], b.over[:0]
 }
 
 // A hit is a read all of which is in the cache.
@@ -119,7 +121,18 @@ func (q *queue) Submit(reqs []*blockdev.Request) {
 				}
 			}
 		}
-		b.slow = append(b.slow, v.newOp(q, r, c, why, false))
+		o := v.newOp(q, r, c, why, false)
+		if r.Op == blockdev.OpWrite && locked {
+			placed := o.placeLocked(b)
+			if looked += max(len(o.keys), 1); looked >= lookSlice {
+				v.set.Unlock()
+				locked, looked = false, 0
+			}
+			if placed {
+				continue
+			}
+		}
+		b.slow = append(b.slow, o)
 	}
 	if locked {
 		v.set.Unlock()
@@ -210,12 +223,23 @@ func (v *Volume) countReadLocked(r *blockdev.Request, why bypass, hit bool) {
 	}
 }
 
-// arrived takes back pieces of hits.
+// arrived takes back pieces of hits, and of writes that stay in the cache.
 func (q *queue) arrived(done []*blockdev.Request) {
 	v := q.v
+	b := q.batches.get()
 	v.set.Lock()
+	inserts := 0
 	for _, r := range done {
-		p := r.Owner.(*hitPart)
+		p, ok := r.Owner.(*hitPart)
+		if !ok {
+			if r.Owner.(*part).group.op.arrivedLocked(b) {
+				if inserts++; inserts%insertSlice == 0 {
+					v.set.Unlock()
+					v.set.Lock()
+				}
+			}
+			continue
+		}
 		if p.good = r.Err == nil && v.set.GoodLocked(p.ptr); !p.good {
 			if r.Err == nil {
 				v.stats.ReadRaces++
@@ -225,9 +249,11 @@ func (q *queue) arrived(done []*blockdev.Request) {
 		}
 	}
 	v.set.Unlock()
-	b := q.batches.get()
 	for _, r := range done {
-		p := r.Owner.(*hitPart)
+		p, ok := r.Owner.(*hitPart)
+		if !ok {
+			continue
+		}
 		h := p.hit
 		if !p.good {
 			h.bad.Store(true)
@@ -246,6 +272,9 @@ func (q *queue) arrived(done []*blockdev.Request) {
 		}
 		h.reset()
 		q.hits.put(h)
+	}
+	for _, o := range b.over { // only now: their parts are in done
+		v.putOp(o)
 	}
 	q.send(b)
 }

@@ -51,6 +51,19 @@ func (r *ranges) beginWriteLocked(w span) {
 			break
 		}
 	}
+	r.addWriteLocked(w)
+}
+
+// tryBeginWriteLocked is beginWriteLocked that does not wait: false if it would have to.
+func (r *ranges) tryBeginWriteLocked(w span) bool {
+	if r.writing(w) || r.before(w, r.last+1) {
+		return false
+	}
+	r.addWriteLocked(w)
+	return true
+}
+
+func (r *ranges) addWriteLocked(w span) {
 	r.writes = append(r.writes, w)
 	for _, f := range r.fills {
 		if f.overlaps(w) {

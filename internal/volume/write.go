@@ -73,6 +73,14 @@ func (o *op) write() error {
 		}
 	}
 	v.set.Lock()
+	o.endWriteLocked(w)
+	v.set.Unlock()
+	return err
+}
+
+// endWriteLocked ends what beginWriteLocked and beginDirtyLocked began.
+func (o *op) endWriteLocked(w span) {
+	v := o.v
 	v.ranges.endWriteLocked(w)
 	if o.dirtying {
 		o.dirtying = false
@@ -81,18 +89,21 @@ func (o *op) write() error {
 			v.drainer.kickLocked()
 		}
 	}
-	v.set.Unlock()
-	return err
 }
 
 // decideLocked looks at what the index has of a range, and decides on the route.
 func (o *op) decideLocked(w span) (way route, cached bool, err error) {
-	v := o.v
 	cached, err = o.surveyLocked(w)
+	return o.routingLocked(w, len(o.dirty) > 0).route(), cached, err
+}
+
+// routingLocked returns what decides on the route, if live dirty data is overwritten or not.
+func (o *op) routingLocked(w span, dirty bool) routing {
+	v := o.v
 	aligned := w.start%v.block == 0 && w.end%v.block == 0
 	inUse := v.set.InUseLocked()
 	rt := routing{
-		flash: v.flash, data: o.req.Op == blockdev.OpWrite, dirty: len(o.dirty) > 0, why: o.why,
+		flash: v.flash, data: o.req.Op == blockdev.OpWrite, dirty: dirty, why: o.why,
 		dirtyRoom: inUse <= writeback.CutoffWritebackSync && aligned && !o.conf.detaching,
 	}
 	// Nobody says of a request whether it is waited for: all are taken for such.
@@ -100,7 +111,7 @@ func (o *op) decideLocked(w span) (way route, cached bool, err error) {
 		Writeback: o.conf.Mode == ondisk.Writeback, Detaching: o.conf.detaching, InUse: inUse, Discard: !rt.data,
 		PartialStripe: v.stripeDirtyLocked(w), Bypass: o.why != accepted, Sync: true,
 	})
-	return rt.route(), cached, err
+	return rt
 }
 
 func (v *Volume) countWriteLocked(r *blockdev.Request) {
@@ -393,10 +404,15 @@ func (o *op) beginDirty() error {
 		}
 		v.set.Lock()
 	}
-	o.dirtying = true
-	v.dirty.writes++
+	o.beginDirtyLocked()
 	v.set.Unlock()
 	return nil
+}
+
+// beginDirtyLocked says that the write makes data dirty: the superblock says DIRTY until it is over.
+func (o *op) beginDirtyLocked() {
+	o.dirtying = true
+	o.v.dirty.writes++
 }
 
 // back writes to the cache alone: the data is dirty. Zeroes and discards of a flash-only volume are what is not in the
