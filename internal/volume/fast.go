@@ -13,6 +13,10 @@ import (
 // The order is that of op.back. What has to wait after all, for a node, for room in a leaf or in the journal, or until
 // its journal entry is durable, goes on with a goroutine, as op.finish.
 
+// placeMost is how many sectors of a write are placed without a goroutine: there may be no room for a large one, and what
+// was given to it until then would be lost.
+const placeMost = 64
+
 // insertSlice is how many writes are inserted in one hold of the lock.
 const insertSlice = 64
 
@@ -21,7 +25,7 @@ func (o *op) placeLocked(b *batch) bool {
 	v := o.v
 	w := o.span()
 	switch {
-	case !v.flash && !v.dirty.durable || !aligned(o.req.Buf, v.cache.align):
+	case !v.flash && !v.dirty.durable || w.end-w.start > placeMost || !aligned(o.req.Buf, v.cache.align):
 		return false
 	case o.routingLocked(w, false).route() != routeBack || !v.ranges.tryBeginWriteLocked(w):
 		return false

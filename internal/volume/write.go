@@ -442,13 +442,14 @@ func (o *op) back(w span) error {
 		o.roomLocked(span{at, w.end}, bucket.ForDirty)
 		v.set.Unlock()
 		if len(o.keys) == 0 {
+			// The next batch of buckets comes soon, unless there are none.
+			if tries++; tries <= spaceTries && v.set.WaitSpace() == nil {
+				continue
+			}
 			if !v.flash {
 				return o.instead(span{at, w.end})
 			}
-			if tries++; v.set.WaitSpace() != nil || tries > spaceTries {
-				return errors.Join(ErrNoSpace, v.set.Err())
-			}
-			continue
+			return errors.Join(ErrNoSpace, v.set.Err())
 		}
 		end := o.keys[len(o.keys)-1].End()
 		o.io.reset()
