@@ -274,8 +274,8 @@ func (w *drainer) takeLocked(f *flight, budget uint64) (over bool, err error) {
 					cut = start
 					return false
 				}
-				n := min(end-start, runMax, budget-f.sectors)
-				s := span{start, start + n}
+				s := span{start, w.cut(start, end, budget-min(f.sectors, budget))}
+				n := s.end - start
 				if !v.ranges.writing(s) && !w.flyingLocked(s) && v.set.HoldLocked(p) {
 					f.list = append(f.list, extent{s.start, s.end, p})
 					f.sectors += n
@@ -306,6 +306,17 @@ func (w *drainer) takeLocked(f *flight, budget uint64) (over bool, err error) {
 			return false, err
 		}
 	}
+}
+
+// cut returns where to end the part of a dirty extent that begins at start: about room sectors on, and no more than the
+// backing device takes, but at the end of one of its blocks where the extent has that.
+func (w *drainer) cut(start, end, room uint64) uint64 {
+	unit := w.unit()
+	at := (start + min(room, w.most)) / unit * unit
+	if at <= start {
+		at = (start/unit + 1) * unit
+	}
+	return min(at, end)
 }
 
 // flyingLocked reports whether a batch that is under way overlaps s.

@@ -204,17 +204,21 @@ func (f *flight) request(r *run, s span) blockdev.Request {
 }
 
 // halve tries what the backing device has refused in halves, down to the smallest writes: it may take no large ones, or
-// a part of it is bad. If it takes the halves, writes are no larger from then on.
+// a part of it is bad. If it takes the halves, writes are no larger from then on. The cuts lie at multiples of the
+// smallest write on the device, so that what is left is no more than what is bad.
 func (f *flight) halve(r *run, s refusal) {
-	unit := f.w.unit()
-	half := ((s.end-s.start)/2 + unit - 1) / unit * unit
-	if s.end-s.start <= max(pieceLeast, unit) || half == 0 || s.start+half >= s.end {
+	grid := max(pieceLeast, f.w.unit())
+	mid := (s.start + s.end) / 2 / grid * grid
+	if mid <= s.start {
+		mid = (s.start/grid + 1) * grid
+	}
+	if mid >= s.end || f.w.v.stop.Err() != nil {
 		f.fail(s.span, s.err)
 		f.writeErrors++
 		return
 	}
 	whole := true
-	for _, part := range []span{{s.start, s.start + half}, {s.start + half, s.end}} {
+	for _, part := range []span{{s.start, mid}, {mid, s.end}} {
 		f.io.reset()
 		f.io.add(false, f.request(r, part))
 		if err := f.io.run(); err != nil {
@@ -224,7 +228,7 @@ func (f *flight) halve(r *run, s refusal) {
 	}
 	if whole {
 		f.w.v.set.Lock()
-		f.w.most = max(min(f.w.most, half), unit)
+		f.w.most = min(f.w.most, max(mid-s.start, s.end-mid))
 		f.w.v.set.Unlock()
 	}
 }
