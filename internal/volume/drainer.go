@@ -57,14 +57,15 @@ type drainer struct {
 	resting  bool   // nothing is dirty
 	pass     pass
 	passes   uint64 // that are over
-	barren   int    // of these, the last ones that cleaned nothing, though there was something
-	failed   []failure
+	barren   int    // of these, the last ones that did not get on, though there was something
+	last     pass   // of these
 	stats    WritebackStats
 }
 
 // A pass is one way through the volume.
 type pass struct {
 	taken, cleaned uint64 // sectors
+	skipped        uint64 // sectors, since the backing device was just being written there
 	failed         []failure
 }
 
@@ -275,12 +276,19 @@ func (w *drainer) takeLocked(f *flight, budget uint64) (over bool, err error) {
 					return false
 				}
 				s := span{start, w.cut(start, end, budget-min(f.sectors, budget))}
-				n := s.end - start
-				if !v.ranges.writing(s) && !w.flyingLocked(s) && v.set.HoldLocked(p) {
-					f.list = append(f.list, extent{s.start, s.end, p})
-					f.sectors += n
+				if part, ok := v.ranges.belowLocked(s); ok && part.start == start {
+					s.end = part.end
+					w.pass.skipped += s.end - start
+				} else {
+					if ok {
+						s.end = part.start
+					}
+					if v.set.HoldLocked(p) {
+						f.list = append(f.list, extent{s.start, s.end, p})
+						f.sectors += s.end - start
+					}
 				}
-				start, p = s.end, p.Advance(n)
+				start, p = s.end, p.Advance(s.end-start)
 			}
 			return !f.fullFor(budget)
 		})
@@ -378,23 +386,52 @@ func (w *drainer) passOverLocked() {
 	}
 	v := w.v
 	now, dirty := v.rt.Now(), v.set.DirtyLocked(v.inode)
-	if w.barren++; w.pass.cleaned > 0 || dirty == 0 {
+	p := w.pass
+	p.failed = inOrder(p.failed)
+	if w.barren++; dirty == 0 || p.cleaned+p.skipped > 0 && !again(w.last.failed, p.failed) {
 		w.barren = 0
 	}
-	slices.SortFunc(w.pass.failed, func(a, b failure) int { return cmp.Compare(a.start, b.start) })
-	cleaned := w.pass.cleaned
-	w.failed, w.pass = w.pass.failed, pass{}
+	w.last, w.pass = p, pass{}
 	w.passes++
 	w.limiter.Reset(now)
 	w.done.Broadcast()
 	switch {
 	case w.callers > 0:
-		if cleaned == 0 && dirty > 0 {
+		if p.cleaned == 0 && dirty > 0 {
 			w.waitLocked(retryPause)
 		}
-	case cleaned == 0 || dirty <= max(w.terms.Target, flightMax):
+	case p.cleaned == 0 || dirty <= max(w.terms.Target, flightMax):
 		w.rest = now + w.settings.Delay
 	}
+}
+
+// inOrder sorts failures, and joins those that are neighbours.
+func inOrder(list []failure) []failure {
+	slices.SortFunc(list, func(a, b failure) int { return cmp.Compare(a.start, b.start) })
+	joined := list[:0]
+	for _, f := range list {
+		if n := len(joined); n > 0 && f.start <= joined[n-1].end {
+			joined[n-1].end = max(joined[n-1].end, f.end)
+			continue
+		}
+		joined = append(joined, f)
+	}
+	return joined
+}
+
+// again reports whether some of what has failed did so before. Both are in order.
+func again(before, now []failure) bool {
+	for len(before) > 0 && len(now) > 0 {
+		switch {
+		case before[0].overlaps(now[0].span):
+			return true
+		case before[0].end <= now[0].start:
+			before = before[1:]
+		default:
+			now = now[1:]
+		}
+	}
+	return false
 }
 
 // retryPause is how long what could not be written back rests, when somebody waits for it.
@@ -461,10 +498,10 @@ func (w *drainer) drain(ctx context.Context) error {
 			err = blockdev.ErrClosed
 		case w.passes >= begin+2 && w.barren >= barrenPasses:
 			err = errStuck
-			if len(w.failed) > 0 {
-				err = w.failed[0].err
+			if len(w.last.failed) > 0 {
+				err = w.last.failed[0].err
 			}
-		case w.passes >= begin+2 && len(w.failed) == 0 && !detaching:
+		case w.passes >= begin+2 && len(w.last.failed) == 0 && w.last.skipped == 0 && !detaching:
 			return nil // what is dirty now came later
 		default:
 			err = w.done.WaitContext(ctx)
@@ -481,7 +518,7 @@ var errStuck = errors.New("it cannot be written back")
 func (w *drainer) errorLocked(err error) error {
 	v := w.v
 	e := &WriteBackError{Dirty: v.set.DirtyLocked(v.inode) * ondisk.SectorSize, Err: err}
-	for _, f := range w.failed {
+	for _, f := range w.last.failed {
 		e.Ranges = append(e.Ranges, Range{int64(f.start-v.first) * ondisk.SectorSize, int64(f.end-f.start) * ondisk.SectorSize})
 	}
 	return e

@@ -39,6 +39,7 @@ func (o *op) placeLocked(b *batch) bool {
 	if !v.flash {
 		o.beginDirtyLocked()
 	}
+	v.ranges.toCacheLocked(w, true)
 	v.countWriteLocked(o.req)
 	o.placed = true
 	o.io.reset()

@@ -12,11 +12,17 @@ func (a span) overlaps(b span) bool { return a.start < b.end && b.start < a.end 
 // ranges are what is under way on a volume. They are guarded by the set's lock. There are as many as there are
 // requests, so they are searched one by one.
 type ranges struct {
-	writes  []span
+	writes  []underWay
 	waiting []waiter
 	last    uint64 // number of the newest write
 	fills   []*fill
 	ended   rt.Cond // a write has
+}
+
+// An underWay is a write that is being made.
+type underWay struct {
+	span
+	cache bool // it goes to the cache alone; until that is decided, it may go to the backing device
 }
 
 // A waiter is a write that waits for others.
@@ -64,7 +70,7 @@ func (r *ranges) tryBeginWriteLocked(w span) bool {
 }
 
 func (r *ranges) addWriteLocked(w span) {
-	r.writes = append(r.writes, w)
+	r.writes = append(r.writes, underWay{span: w})
 	for _, f := range r.fills {
 		if f.overlaps(w) {
 			f.void = true
@@ -91,9 +97,30 @@ func (r *ranges) writing(w span) bool {
 	return false
 }
 
+// toCacheLocked says whether a write that is under way goes to the cache alone.
+func (r *ranges) toCacheLocked(w span, yes bool) {
+	for i := range r.writes {
+		if o := &r.writes[i]; o.span == w {
+			o.cache = yes
+			return
+		}
+	}
+}
+
+// belowLocked returns the first part of s that a write under way may be writing to the backing device; ok says that there
+// is one.
+func (r *ranges) belowLocked(s span) (part span, ok bool) {
+	for i := range r.writes {
+		if o := &r.writes[i]; !o.cache && o.overlaps(s) && (!ok || o.start < part.start) {
+			part, ok = o.span, true
+		}
+	}
+	return span{max(part.start, s.start), min(part.end, s.end)}, ok
+}
+
 func (r *ranges) endWriteLocked(w span) {
 	for i, o := range r.writes {
-		if o == w {
+		if o.span == w {
 			last := len(r.writes) - 1
 			r.writes[i] = r.writes[last]
 			r.writes = r.writes[:last]

@@ -58,6 +58,7 @@ func (o *op) write() error {
 	if err == nil && way != routeBack && v.awaitLocked(w) {
 		way, cached, err = o.decideLocked(w)
 	}
+	v.ranges.toCacheLocked(w, way == routeBack)
 	v.countWriteLocked(o.req)
 	v.set.Unlock()
 	if err == nil {
@@ -381,6 +382,7 @@ func (o *op) aroundDirty(w span) error {
 func (o *op) instead(w span) error {
 	v := o.v
 	v.set.Lock()
+	v.ranges.toCacheLocked(o.span(), false)
 	v.awaitLocked(w)
 	cached, err := o.surveyLocked(w)
 	v.set.Unlock()
