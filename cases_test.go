@@ -195,7 +195,7 @@ func storeDirty(set *CacheSet, v *Volume, off int64, p []byte) error {
 	at, end := uint64(crashOffset+off)/512, uint64(crashOffset+off+int64(len(p)))/512
 	for at < end {
 		s.Lock()
-		ptr, n := s.SpaceLocked(bucket.ForDirty, inode, at, uint32(end-at), 99)
+		ptr, n := s.SpaceLocked(bucket.ForDirty, inode, at, uint32(end-at), 1, 99)
 		s.Unlock()
 		if n == 0 {
 			s.Runtime().Sleep(100 * time.Millisecond)

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/ubcache/ubcache/internal/blockdev"
+	"github.com/ubcache/ubcache/internal/cacheset"
 	"github.com/ubcache/ubcache/internal/ondisk"
 	"github.com/ubcache/ubcache/internal/volume"
 )
@@ -29,7 +30,7 @@ func (v *Volume) WriteBack(ctx context.Context) error { return v.v.WriteBack(ctx
 func (v *Volume) Detach(ctx context.Context) error { return v.v.Detach(ctx) }
 
 // CloseVolume closes one volume of a set that goes on. Its queues must be closed before.
-func (s *CacheSet) CloseVolume(_ context.Context, name string) error {
+func (s *CacheSet) CloseVolume(ctx context.Context, name string) error {
 	s.mu.Lock()
 	i := slices.IndexFunc(s.volumes, func(v *Volume) bool { return v.name == name })
 	if i < 0 {
@@ -39,7 +40,16 @@ func (s *CacheSet) CloseVolume(_ context.Context, name string) error {
 	v := s.volumes[i]
 	s.volumes = slices.Delete(slices.Clone(s.volumes), i, i+1)
 	s.mu.Unlock()
-	return v.close()
+	return s.closeVolume(ctx, v)
+}
+
+// closeVolume closes a volume. One whose device does not answer is left alone when ctx has ended.
+func (s *CacheSet) closeVolume(ctx context.Context, v *Volume) error {
+	err := s.set.Bound(ctx, v.close)
+	if errors.Is(err, cacheset.ErrHangs) {
+		return fmt.Errorf("volume %q: %w", v.name, err)
+	}
+	return err
 }
 
 // A FlashVolume is a volume whose data is in the cache and nowhere else.
@@ -73,6 +83,8 @@ func (s *CacheSet) CreateFlash(_ context.Context, label string, size int64) (slo
 
 // GrowFlash gives a flash-only volume, named by its label or slot, more bytes, which read as zeroes.
 func (s *CacheSet) GrowFlash(_ context.Context, name string, size int64) error {
+	s.growing.Lock()
+	defer s.growing.Unlock()
 	slots := s.set.Slots()
 	slot, err := volume.FindFlash(slots, name)
 	if err == nil {

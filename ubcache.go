@@ -49,6 +49,8 @@ type CacheSet struct {
 	owned  bool // the cache device is ours to close
 	shared *journal.Shared
 
+	growing sync.Mutex // one flash-only volume at a time
+
 	mu      sync.Mutex
 	volumes []*Volume
 	opening map[string]bool
@@ -267,8 +269,8 @@ func (s *CacheSet) Volumes() []*Volume {
 }
 
 // Close stops the set: the backing devices are flushed, and the index is brought to the disk, so that the next start
-// has nothing to replay. ctx bounds the second part: what is not written by then is replayed from the journal at the
-// next start. Queues of the volumes must be closed before.
+// has nothing to replay. ctx bounds that: what is not written by then is replayed from the journal at the next start, and
+// a device that does not answer is left alone, after some seconds more. Queues of the volumes must be closed before.
 func (s *CacheSet) Close(ctx context.Context) error {
 	s.mu.Lock()
 	if s.closed {
@@ -280,7 +282,7 @@ func (s *CacheSet) Close(ctx context.Context) error {
 	s.mu.Unlock()
 	var errs []error
 	for _, v := range volumes {
-		errs = append(errs, v.close())
+		errs = append(errs, s.closeVolume(ctx, v))
 	}
 	err := s.set.Close(ctx)
 	errs = append(errs, err)

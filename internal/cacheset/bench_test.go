@@ -59,7 +59,7 @@ func closeBench(b *testing.B, s *Set) {
 func insertExtent(b *testing.B, s *Set, in *Insertion, start uint64) {
 	for {
 		s.Lock()
-		p, n := s.SpaceLocked(bucket.ForClean, 0, start, 8, 0)
+		p, n := s.SpaceLocked(bucket.ForClean, 0, start, 8, 1, 0)
 		s.Unlock()
 		if n == 8 {
 			in.Keys = append(in.Keys[:0], ondisk.NewExtent(0, start+8, 8, p, false))

@@ -50,7 +50,7 @@ func (w *world) place(s *shore, from, to uint64, kind string) error {
 		var p ondisk.Ptr
 		got := uint32(0)
 		if kind != "nothing" {
-			p, got = w.set.SpaceLocked(use, s.inode, s.base+at, n, 1)
+			p, got = w.set.SpaceLocked(use, s.inode, s.base+at, n, 1, 1)
 		}
 		c := cell{p, kind == "dirty"}
 		if got > 0 {

@@ -100,7 +100,7 @@ func (w *world) store(inode uint32, from, to uint64, kind string, epoch uint64) 
 		var p ondisk.Ptr
 		n := uint32(0)
 		if kind != "nothing" {
-			p, n = w.set.SpaceLocked(use, inode, at, uint32(to-at), 1)
+			p, n = w.set.SpaceLocked(use, inode, at, uint32(to-at), 1, 1)
 		}
 		if n == 0 {
 			n = uint32(to - at)

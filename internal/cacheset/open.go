@@ -549,23 +549,55 @@ func (s *Set) within(ctx context.Context, fn func() error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	var done bool // guarded by the lock, like the outcome
-	var outcome error
+	e := s.begin(fn)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.awaitLocked(ctx, e)
+}
+
+// Bound runs fn, which ends the use of a device, and returns what it says; if the device has not answered when ctx ends,
+// and some seconds later, ErrHangs. Then fn goes on by itself.
+func (s *Set) Bound(ctx context.Context, fn func() error) error {
+	e := s.begin(fn)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.awaitLocked(ctx, e); e.over {
+		return e.err
+	}
+	grace, cancel := s.rt.WithTimeout(context.Background(), closeLimit)
+	defer cancel()
+	if s.awaitLocked(grace, e); e.over {
+		return e.err
+	}
+	return ErrHangs
+}
+
+// An ending is something that runs in the background. It is guarded by the set's lock.
+type ending struct {
+	over bool
+	err  error
+}
+
+func (s *Set) begin(fn func() error) *ending {
+	e := new(ending)
 	s.rt.Go("end of the set", func() {
 		err := fn()
 		s.mu.Lock()
-		done, outcome = true, err
+		e.over, e.err = true, err
 		s.changed.Broadcast()
 		s.mu.Unlock()
 	})
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for !done {
+	return e
+}
+
+// awaitLocked waits until it is over, or ctx ends, whose error it returns then.
+func (s *Set) awaitLocked(ctx context.Context, e *ending) error {
+	for !e.over {
 		if err := s.changed.WaitContext(ctx); err != nil {
 			return err
 		}
 	}
-	return outcome
+	return e.err
 }
 
 // writeAllLocked has all nodes written that can be.

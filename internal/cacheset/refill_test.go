@@ -40,7 +40,7 @@ func TestGenerationsThatCannotBeWritten(t *testing.T) {
 				handed := uint64(0)
 				for at := uint64(100); w.set.Err() == nil; at += 16 {
 					w.set.Lock()
-					p, n := w.set.SpaceLocked(bucket.ForClean, 1, at, 16, 1)
+					p, n := w.set.SpaceLocked(bucket.ForClean, 1, at, 16, 1, 1)
 					if n > 0 {
 						w.set.LetGoLocked(p) // a bucket taken for nothing, so that a batch is wanted
 					}

@@ -35,7 +35,7 @@ func (w *world) replace(old []ondisk.Key, kind string) error {
 			p, n := k.P[0].Advance(at-k.Start()), k.End()-at
 			if kind == "moved" {
 				w.set.Lock()
-				q, got := w.set.SpaceLocked(bucket.ForDirty, k.Inode(), at, uint32(n), 2)
+				q, got := w.set.SpaceLocked(bucket.ForDirty, k.Inode(), at, uint32(n), 1, 2)
 				w.set.Unlock()
 				if got == 0 {
 					break

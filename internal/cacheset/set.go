@@ -55,9 +55,9 @@ var (
 	ErrClosed = errors.New("cache set: closed")
 	// ErrFailed is matched by what a set answers that could not write its metadata.
 	ErrFailed = errors.New("cache set failed")
-	// ErrHangs: the cache device does not answer, and was left with what it was asked. Nothing is lost that was
+	// ErrHangs: a device does not answer, and was left with what it was asked. Nothing is lost that was
 	// acknowledged, but it cannot be closed.
-	ErrHangs = errors.New("the cache device does not answer")
+	ErrHangs = errors.New("the device does not answer")
 	// ErrNoSlot: the uuid array has no free slot for one more volume.
 	ErrNoSlot = errors.New("no room in the uuid array for one more volume")
 	// ErrNoSpace: no bucket can be had for metadata.

@@ -32,13 +32,17 @@ type openBucket struct {
 func openBuckets(n uint64) int { return int(min(max(n/64, 2), 32)) }
 
 // SpaceLocked gives room for up to want sectors of data of an inode, from sector start on, and says how much that is: a
-// multiple of the block if want is one, and 0 if no bucket is ready for that kind of data, which is bucket.ForDirty or
+// multiple of unit sectors, itself one of the block, if want is one, and 0 if no bucket is ready for that kind of data, which is bucket.ForDirty or
 // ForClean. The room comes with a pin of its bucket, for the key. point tells writers apart, so that what one writes
 // lies together. Source: B 1.7.
-func (s *Set) SpaceLocked(kind bucket.Use, inode uint32, start uint64, want, point uint32) (ondisk.Ptr, uint32) {
+func (s *Set) SpaceLocked(kind bucket.Use, inode uint32, start uint64, want, unit, point uint32) (ondisk.Ptr, uint32) {
 	l := &s.open[kind]
 	l.clock++
 	o := l.find(inode, start, point)
+	if o.held && s.geo.BucketSectors-o.used < unit {
+		s.table.Unpin(o.bucket)
+		o.held = false
+	}
 	if !o.held {
 		b, gen, ok := s.table.Allocate(kind)
 		if s.table.NeedBatch() {
@@ -51,7 +55,7 @@ func (s *Set) SpaceLocked(kind bucket.Use, inode uint32, start uint64, want, poi
 		}
 		*o = openBucket{bucket: b, gen: gen, held: true}
 	}
-	n := min(want, s.geo.BucketSectors-o.used, ondisk.MaxKeySize/s.geo.BlockSectors*s.geo.BlockSectors)
+	n := min(want, (s.geo.BucketSectors-o.used)/unit*unit, ondisk.MaxKeySize/unit*unit)
 	p := ondisk.MakePtr(o.gen, s.geo.BucketStart(uint64(o.bucket))+uint64(o.used), s.super.NrThisDev)
 	s.table.Pin(o.bucket)
 	o.used += n

@@ -13,7 +13,7 @@ import (
 func (w *world) put(inode uint32, at uint64, fill bool) (ondisk.Ptr, error) {
 	for {
 		w.set.Lock()
-		p, n := w.set.SpaceLocked(bucket.ForClean, inode, at, 16, 1)
+		p, n := w.set.SpaceLocked(bucket.ForClean, inode, at, 16, 1, 1)
 		w.set.Unlock()
 		if n == 0 {
 			w.rt.Sleep(100 * time.Millisecond)

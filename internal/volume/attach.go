@@ -176,6 +176,7 @@ func (v *Volume) attach() error {
 		want = ondisk.StateClean
 	}
 	v.dirty.durable = want == ondisk.StateDirty
+	v.dirty.clean = !v.dirty.durable
 	if want == state && ours {
 		return nil
 	}

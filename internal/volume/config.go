@@ -54,15 +54,19 @@ func (v *Volume) unuse(c *conf) {
 	}
 }
 
-// publish puts another configuration in the place of the present one. v.changing is held.
-func (v *Volume) publish(change func(c *conf)) {
+// publish puts another configuration in the place of the present one, as change has it, unless change says no. It reports
+// what change said.
+func (v *Volume) publish(change func(c *conf) bool) bool {
+	v.set.Lock()
+	defer v.set.Unlock()
 	old := v.config.Load()
 	c := &conf{Config: old.Config, detaching: old.detaching, detached: old.detached}
-	change(c)
-	v.set.Lock()
+	if !change(c) {
+		return false
+	}
 	v.replaced = append(v.replaced, old)
-	v.set.Unlock()
 	v.config.Store(c)
+	return true
 }
 
 // drain waits for the requests that go by configurations that were replaced. v.changing is not held: a request may be
@@ -105,7 +109,7 @@ func (v *Volume) storeMode(m ondisk.CacheMode) error {
 			return err
 		}
 	}
-	v.publish(func(c *conf) { c.Mode = m })
+	v.publish(func(c *conf) bool { c.Mode = m; return true })
 	return nil
 }
 
@@ -122,9 +126,7 @@ func (v *Volume) drainSoon() error {
 // SetStrict changes the crash stability. When it becomes strict, the backing device is flushed first, since clean
 // keys have not waited for that until now.
 func (v *Volume) SetStrict(strict bool) error {
-	v.changing.Lock()
-	v.publish(func(c *conf) { c.Strict = strict })
-	v.changing.Unlock()
+	v.publish(func(c *conf) bool { c.Strict = strict; return true })
 	if err := v.drainSoon(); err != nil || !strict || v.flash {
 		return err
 	}
@@ -136,7 +138,5 @@ func (v *Volume) SetStrict(strict bool) error {
 
 // SetSequentialCutoff changes from how many bytes on streams go round the cache; 0: never.
 func (v *Volume) SetSequentialCutoff(bytes int64) {
-	v.changing.Lock()
-	defer v.changing.Unlock()
-	v.publish(func(c *conf) { c.SequentialCutoff = bytes })
+	v.publish(func(c *conf) bool { c.SequentialCutoff = bytes; return true })
 }

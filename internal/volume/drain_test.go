@@ -82,7 +82,7 @@ func (d *drained) skew(sectors uint32) error {
 	s := d.set
 	s.Lock()
 	defer s.Unlock()
-	p, n := s.SpaceLocked(bucket.ForDirty, d.inode, 0, sectors, 1)
+	p, n := s.SpaceLocked(bucket.ForDirty, d.inode, 0, sectors, 1, 1)
 	if n != sectors {
 		return fmt.Errorf("room for %d sectors", n)
 	}

@@ -17,6 +17,7 @@ import (
 const (
 	drainDepth   = 32               // I/Os of writeback at a time on each device
 	flights      = 2                // batches under way: one is flushed while the next is read
+	flightLeast  = 32               // extents of a batch at first, and where the backing device is slow
 	flightMost   = 1024             // extents of a batch
 	flightMax    = 16384            // sectors of a batch
 	runMax       = 2048             // sectors of a write of the backing device
@@ -53,8 +54,11 @@ type drainer struct {
 	flying   []*flight
 	idle     []*flight
 	most     uint64 // sectors of a write that the backing device takes
+	smooth   int    // batches without an error since most has changed
+	batch    int    // extents that it takes in a fraction of a second
 	callers  int    // of WriteBack
 	resting  bool   // nothing is dirty
+	cleanErr error  // why the superblock cannot say so
 	pass     pass
 	passes   uint64 // that are over
 	barren   int    // of these, the last ones that did not get on, though there was something
@@ -106,10 +110,7 @@ func (v *Volume) startDrainer() error {
 	w.running.Init(v.rt)
 	v.set.BindCond(&w.kick)
 	v.set.BindCond(&w.done)
-	w.most = runMax
-	if n := uint64(v.back.info.MaxTransfer) / ondisk.SectorSize; n > 0 {
-		w.most = max(min(w.most, n), w.unit())
-	}
+	w.most, w.batch = w.largest(), flightLeast
 	w.back.queue, w.cache.queue = nil, nil
 	v.drainer = w
 	for _, b := range []*below{&w.back, &w.cache} {
@@ -194,11 +195,11 @@ func (w *drainer) restLocked() {
 	w.done.Broadcast() // also where it was not written back, but discarded
 	w.resting = true
 	defer func() { w.resting = false }()
-	if !v.dirty.durable || v.dirty.writes > 0 {
+	switch {
+	case v.dirty.writes > 0 || v.dirty.clean:
 		w.kick.Wait()
 		return
-	}
-	if w.waitLocked(cleanGrace) {
+	case w.callers == 0 && w.waitLocked(cleanGrace):
 		return // there is something new, perhaps
 	}
 	v.set.Unlock()
@@ -207,6 +208,8 @@ func (w *drainer) restLocked() {
 		v.log.Warn("the volume has no dirty data, but its superblock cannot say so", "volume", v.name, "err", err)
 	}
 	v.set.Lock()
+	w.cleanErr = err
+	w.done.Broadcast()
 	if err != nil {
 		w.waitLocked(cleanPause)
 	}
@@ -243,7 +246,7 @@ func (w *drainer) stepLocked() {
 	f.list = f.list[:0]
 	w.flying = append(w.flying, f)
 	// A second's worth at a time, so that there is one flush a second at most.
-	over, err := w.takeLocked(f, uint64(min(max(rate, int64(v.block)), flightMax)))
+	over := w.takeLocked(f, uint64(min(max(rate, int64(v.block)), int64(w.batch)*flightMax/flightMost)))
 	w.pass.taken += f.sectors
 	if f.sectors > 0 {
 		w.limiter.Done(v.rt.Now(), int64(f.sectors), rate)
@@ -252,21 +255,17 @@ func (w *drainer) stepLocked() {
 	} else {
 		w.landLocked(f)
 	}
-	if err != nil {
-		v.log.Warn("the index cannot be searched for dirty data", "volume", v.name, "err", err)
-		w.noteLocked(span{w.cursor, w.cursor}, err)
-		over = true
-	}
 	if over {
 		w.passOverLocked()
 	}
 }
 
 // takeLocked fills a batch with dirty extents of up to so many sectors in all, from the cursor on, which it moves; over
-// says that the volume's end was reached. It lets the lock go now and then, and to read nodes.
-func (w *drainer) takeLocked(f *flight, budget uint64) (over bool, err error) {
+// says that the volume's end was reached. It lets the lock go now and then, and to read nodes; what one says that cannot
+// be read is not known, and is left out.
+func (w *drainer) takeLocked(f *flight, budget uint64) (over bool) {
 	v := w.v
-	end := v.first + uint64(v.Info().Size)/ondisk.SectorSize
+	const end = ondisk.MaxOffset // what lies behind the volume's end, none of ours, is told of
 	for at := max(w.cursor, v.first); ; {
 		var cut uint64 // where a large extent was left
 		next, miss := v.set.ScanDirtyLocked(v.inode, at, end, func(start, end uint64, p ondisk.Ptr) bool {
@@ -299,11 +298,12 @@ func (w *drainer) takeLocked(f *flight, budget uint64) (over bool, err error) {
 		switch {
 		case at >= end:
 			w.cursor = 0
-			return true, nil
+			return true
 		case f.fullFor(budget) || v.stop.Err() != nil:
-			return false, nil
+			return false
 		}
 		v.set.Unlock()
+		var err error
 		if miss.IsZero() {
 			v.rt.Yield()
 		} else {
@@ -311,7 +311,13 @@ func (w *drainer) takeLocked(f *flight, budget uint64) (over bool, err error) {
 		}
 		v.set.Lock()
 		if err != nil {
-			return false, err
+			v.log.Warn("part of the index cannot be searched for dirty data", "volume", v.name, "err", err)
+			behind := uint64(end)
+			if high := miss.High; high.Inode == v.inode {
+				behind = min(behind, high.Sector)
+			}
+			w.noteLocked(span{at, behind}, err)
+			at = behind
 		}
 	}
 }
@@ -319,7 +325,7 @@ func (w *drainer) takeLocked(f *flight, budget uint64) (over bool, err error) {
 // cut returns where to end the part of a dirty extent that begins at start: about room sectors on, and no more than the
 // backing device takes, but at the end of one of its blocks where the extent has that.
 func (w *drainer) cut(start, end, room uint64) uint64 {
-	unit := w.unit()
+	unit := w.v.unit()
 	at := (start + min(room, w.most)) / unit * unit
 	if at <= start {
 		at = (start/unit + 1) * unit
@@ -353,6 +359,38 @@ func (v *Volume) awaitLocked(s span) (waited bool) {
 	}
 	return waited
 }
+
+// largest returns how many sectors a write of the backing device may have.
+func (w *drainer) largest() uint64 {
+	most := uint64(runMax)
+	if n := uint64(w.v.back.info.MaxTransfer) / ondisk.SectorSize; n > 0 {
+		most = max(min(most, n), w.v.unit())
+	}
+	return most
+}
+
+// takenLocked notes that the device took all writes of a batch: it may have refused larger ones for another reason.
+func (w *drainer) takenLocked() {
+	if w.smooth++; w.smooth >= smoothEnough {
+		w.smooth, w.most = 0, min(2*w.most, w.largest())
+	}
+}
+
+// smoothEnough is after how many batches larger writes are tried again.
+const smoothEnough = 64
+
+// measuredLocked notes how long a full batch has taken. Requests may have to wait for one: on a slow device it is small.
+func (w *drainer) measuredLocked(took time.Duration) {
+	switch {
+	case took < flightTime/4:
+		w.batch = min(2*w.batch, flightMost)
+	case took > flightTime:
+		w.batch = max(w.batch/2, flightLeast)
+	}
+}
+
+// flightTime is what a batch should take at most.
+const flightTime = 400 * time.Millisecond
 
 // landLocked ends a flight.
 func (w *drainer) landLocked(f *flight) {
@@ -388,7 +426,7 @@ func (w *drainer) passOverLocked() {
 	now, dirty := v.rt.Now(), v.set.DirtyLocked(v.inode)
 	p := w.pass
 	p.failed = inOrder(p.failed)
-	if w.barren++; dirty == 0 || p.cleaned+p.skipped > 0 && !again(w.last.failed, p.failed) {
+	if w.barren++; len(p.failed) == 0 || p.cleaned+p.skipped > 0 && !again(w.last.failed, p.failed) {
 		w.barren = 0
 	}
 	w.last, w.pass = p, pass{}
@@ -401,7 +439,7 @@ func (w *drainer) passOverLocked() {
 			w.waitLocked(retryPause)
 		}
 	case p.cleaned == 0 || dirty <= max(w.terms.Target, flightMax):
-		w.rest = now + w.settings.Delay
+		w.rest = now + max(w.settings.Delay, retryPause)
 	}
 }
 
@@ -473,11 +511,7 @@ func (v *Volume) WriteBack(ctx context.Context) error {
 	if w == nil {
 		return ErrNoBacking
 	}
-	if err := w.drain(ctx); err != nil {
-		return err
-	}
-	_, err := v.makeClean()
-	return err
+	return w.drain(ctx)
 }
 
 func (w *drainer) drain(ctx context.Context) error {
@@ -486,22 +520,28 @@ func (w *drainer) drain(ctx context.Context) error {
 	defer v.set.Unlock()
 	w.callers++
 	defer func() { w.callers-- }()
-	w.barren = 0
+	w.barren, w.cleanErr = 0, nil
 	w.kick.Broadcast()
 	// Of two passes that end, the second has begun after the call.
-	for begin := w.passes; v.set.DirtyLocked(v.inode) > 0; {
+	for begin := w.passes; ; {
+		dirty := v.set.DirtyLocked(v.inode) > 0
+		if !dirty && (v.dirty.clean || v.dirty.writes > 0) {
+			return nil
+		}
 		_, detaching := v.Detached()
 		err := v.set.Err()
 		switch {
 		case err != nil:
 		case v.stop.Err() != nil:
 			err = blockdev.ErrClosed
-		case w.passes >= begin+2 && w.barren >= barrenPasses:
+		case !dirty && w.cleanErr != nil:
+			return w.cleanErr
+		case dirty && w.passes >= begin+2 && w.barren >= barrenPasses:
 			err = errStuck
 			if len(w.last.failed) > 0 {
 				err = w.last.failed[0].err
 			}
-		case w.passes >= begin+2 && len(w.last.failed) == 0 && w.last.skipped == 0 && !detaching:
+		case dirty && w.passes >= begin+2 && len(w.last.failed) == 0 && w.last.skipped == 0 && !detaching:
 			return nil // what is dirty now came later
 		default:
 			err = w.done.WaitContext(ctx)
@@ -510,7 +550,6 @@ func (w *drainer) drain(ctx context.Context) error {
 			return w.errorLocked(err)
 		}
 	}
-	return nil
 }
 
 var errStuck = errors.New("it cannot be written back")
@@ -598,8 +637,11 @@ func (v *Volume) ChangeWriteback(change func(s *writeback.Settings) error) error
 // SetWritebackRate sets the rate, in sectors per second, until the next update.
 func (v *Volume) SetWritebackRate(sectors int64) error {
 	w := v.drainer
-	if w == nil {
+	switch {
+	case w == nil:
 		return ErrNoBacking
+	case sectors < 1 || sectors > writeback.MaxRate:
+		return fmt.Errorf("a rate of %d sectors per second", sectors)
 	}
 	v.set.Lock()
 	defer v.set.Unlock()
@@ -624,7 +666,7 @@ func (v *Volume) WritebackStatus() WritebackStatus {
 	s.Terms.Dirty = v.set.DirtyLocked(v.inode)
 	s.Terms.Rate = w.control.Rate()
 	if s.Terms.Rate < writeback.MaxRate {
-		s.NextIO = w.limiter.Delay(v.rt.Now())
+		s.NextIO = max(0, w.limiter.Delay(v.rt.Now()))
 	}
 	s.StripeSectors, s.PartialStripe = stripeSectors(&v.back.info), v.back.info.PartialStripe
 	return s

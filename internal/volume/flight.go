@@ -33,10 +33,12 @@ type extent struct {
 	ptr        ondisk.Ptr
 }
 
-// A run is a stretch of neighbouring extents, which one write brings to the backing device.
+// A run is a stretch of neighbouring extents, which one write brings to the backing device. Kernels may leave a part of
+// one of its blocks dirty, if the set's are smaller; the rest of the block then is what the backing device has.
 type run struct {
 	span
-	from, to int // in flight.list
+	from, to int  // in flight.list
+	partial  bool // of a block of the backing device only a part is dirty
 	buf      *blockdev.Buffer
 }
 
@@ -47,14 +49,11 @@ func newFlight(w *drainer) *flight {
 	return f
 }
 
-// unit is what writes of the backing device begin and end at, in sectors.
-func (w *drainer) unit() uint64 { return uint64(w.v.Info().LogicalBlock) / ondisk.SectorSize }
-
 // fullFor reports whether the batch has as much as it may. It ends at a block of the backing device: what the cache has
 // of one in two buckets comes down together.
 func (f *flight) fullFor(sectors uint64) bool {
 	n := len(f.list)
-	return n > 0 && f.list[n-1].end%f.w.unit() == 0 && (f.sectors >= sectors || n >= flightMost)
+	return n > 0 && f.list[n-1].end%f.w.v.unit() == 0 && (f.sectors >= sectors || n >= f.w.batch)
 }
 
 // fly writes the batch back.
@@ -68,6 +67,7 @@ func (f *flight) fly() {
 	v := w.v
 	f.bad, f.keys, f.old = f.bad[:0], f.keys[:0], f.old[:0]
 	f.readErrors, f.writeErrors = 0, 0
+	begin := v.rt.Now()
 	f.split()
 	f.read()
 	before := v.flushErrors()
@@ -106,6 +106,12 @@ func (f *flight) fly() {
 			w.stats.KeysFailed++
 		}
 	}
+	if len(f.list) >= w.batch || f.sectors >= uint64(w.batch)*flightMax/flightMost {
+		w.measuredLocked(v.rt.Now() - begin)
+	}
+	if f.writeErrors == 0 {
+		w.takenLocked()
+	}
 	w.stats.ReadErrors += uint64(f.readErrors)
 	w.stats.WriteErrors += uint64(f.writeErrors)
 	for _, b := range f.bad {
@@ -114,19 +120,24 @@ func (f *flight) fly() {
 	w.landLocked(f)
 }
 
-// split groups the extents to runs.
+// split groups the extents to runs, which begin and end with blocks of the backing device.
 func (f *flight) split() {
 	v := f.w.v
 	v.set.Lock()
 	most := f.w.most
 	v.set.Unlock()
+	unit := f.w.v.unit()
 	for i := range f.list {
 		x := &f.list[i]
-		if n := len(f.runs); n > 0 && f.runs[n-1].end == x.start && (x.end-f.runs[n-1].start <= most || x.start%f.w.unit() != 0) {
-			f.runs[n-1].end, f.runs[n-1].to = x.end, i+1
-			continue
+		from, to := x.start/unit*unit, (x.end+unit-1)/unit*unit
+		partial := from != x.start || to != x.end
+		if n := len(f.runs); n > 0 {
+			if r := &f.runs[n-1]; from < r.end || from == r.end && to-r.start <= most {
+				r.end, r.to, r.partial = to, i+1, r.partial || partial
+				continue
+			}
 		}
-		f.runs = append(f.runs, run{span: span{x.start, x.end}, from: i, to: i + 1})
+		f.runs = append(f.runs, run{span: span{from, to}, from: i, to: i + 1, partial: partial})
 	}
 	for i := range f.runs {
 		r := &f.runs[i]
@@ -141,6 +152,7 @@ func (r *run) part(from, to uint64) []byte {
 
 // read reads the runs from the cache.
 func (f *flight) read() {
+	f.complete()
 	f.io.reset()
 	for i := range f.runs {
 		r := &f.runs[i]
@@ -154,13 +166,36 @@ func (f *flight) read() {
 	if f.io.run() == nil {
 		return
 	}
-	unit := f.w.unit()
+	unit := f.w.v.unit()
 	for j := range f.list {
 		if err := f.io.parts[j].Err; err != nil {
 			// The rest of the backing device's block, which another extent may have, cannot be written either.
 			x := &f.list[j]
 			f.fail(span{x.start / unit * unit, (x.end + unit - 1) / unit * unit}, err)
 			f.readErrors++
+		}
+	}
+}
+
+// complete reads what is not dirty of the runs that have such parts.
+func (f *flight) complete() {
+	f.io.reset()
+	for i := range f.runs {
+		if r := &f.runs[i]; r.partial {
+			f.io.add(false, blockdev.Request{Op: blockdev.OpRead, Off: backOff(r.start), Buf: r.part(r.start, r.end), Purpose: blockdev.ForWriteback})
+		}
+	}
+	if f.io.run() == nil {
+		return
+	}
+	n := 0
+	for i := range f.runs {
+		if r := &f.runs[i]; r.partial {
+			if err := f.io.parts[n].Err; err != nil {
+				f.fail(r.span, err)
+				f.readErrors++
+			}
+			n++
 		}
 	}
 }
@@ -207,12 +242,12 @@ func (f *flight) request(r *run, s span) blockdev.Request {
 // a part of it is bad. If it takes the halves, writes are no larger from then on. The cuts lie at multiples of the
 // smallest write on the device, so that what is left is no more than what is bad.
 func (f *flight) halve(r *run, s refusal) {
-	grid := max(pieceLeast, f.w.unit())
+	grid := max(pieceLeast, f.w.v.unit())
 	mid := (s.start + s.end) / 2 / grid * grid
 	if mid <= s.start {
 		mid = (s.start/grid + 1) * grid
 	}
-	if mid >= s.end || f.w.v.stop.Err() != nil {
+	if mid >= s.end || f.writeErrors >= halveMost || f.w.v.stop.Err() != nil {
 		f.fail(s.span, s.err)
 		f.writeErrors++
 		return
@@ -228,10 +263,13 @@ func (f *flight) halve(r *run, s refusal) {
 	}
 	if whole {
 		f.w.v.set.Lock()
-		f.w.most = min(f.w.most, max(mid-s.start, s.end-mid))
+		f.w.most, f.w.smooth = min(f.w.most, max(mid-s.start, s.end-mid)), 0
 		f.w.v.set.Unlock()
 	}
 }
+
+// halveMost is how many bad pieces of a batch are looked for: a device may refuse all there is.
+const halveMost = 64
 
 // pieceLeast is the smallest write that is tried in parts, in sectors.
 const pieceLeast = 8

@@ -27,8 +27,9 @@ type part struct {
 	blockdev.Request
 	group  *group
 	cache  bool             // on the cache device
-	bounce *blockdev.Buffer // where the memory is not aligned well enough
+	bounce *blockdev.Buffer // where the memory, or the range, is not aligned well enough
 	dest   []byte
+	skip   int // bytes before dest in the bounce buffer
 }
 
 func (g *group) init(v *Volume, back, cache *below) {
@@ -50,7 +51,14 @@ func (g *group) add(cache bool, r blockdev.Request) {
 	if cache {
 		align = g.to[1].align
 	}
-	if len(r.Buf) > 0 && !aligned(r.Buf, align) {
+	if block := int64(g.to[0].info.LogicalBlock); !cache && r.Op == blockdev.OpRead && (r.Off|int64(len(r.Buf)))&(block-1) != 0 {
+		// Of one of the backing device's blocks the cache has a part, with blocks that are smaller.
+		end := (r.Off + int64(len(r.Buf)) + block - 1) &^ (block - 1)
+		p.dest, p.skip = r.Buf, int(r.Off&(block-1))
+		p.Off -= int64(p.skip)
+		p.bounce = g.v.pool.Get(int(end - p.Off))
+		p.Buf = p.bounce.Data
+	} else if len(r.Buf) > 0 && !aligned(r.Buf, align) {
 		p.bounce = g.v.pool.Get(len(r.Buf))
 		p.dest, p.Buf = r.Buf, p.bounce.Data
 		if r.Op == blockdev.OpWrite {
@@ -118,7 +126,7 @@ func (g *group) end() (err error) {
 		p := &g.parts[i]
 		if p.bounce != nil {
 			if p.Op == blockdev.OpRead && p.Err == nil {
-				copy(p.dest, p.Buf)
+				copy(p.dest, p.Buf[p.skip:])
 			}
 			p.bounce.Release()
 			p.bounce = nil

@@ -115,7 +115,7 @@ func (o *op) look() error {
 func (o *op) beginFillLocked(p *piece) {
 	v := o.v
 	n := int64(p.end-p.start) * ondisk.SectorSize
-	if p.start%v.block != 0 || p.end%v.block != 0 || !v.fillRoom.TryAcquire(n) {
+	if p.start%v.unit() != 0 || p.end%v.unit() != 0 || !v.fillRoom.TryAcquire(n) {
 		v.stats.FillsSkipped++
 		return
 	}
@@ -245,7 +245,7 @@ func (o *op) roomLocked(w span, kind bucket.Use) {
 	v := o.v
 	o.keys = o.keys[:0]
 	for at := w.start; at < w.end; {
-		p, n := v.set.SpaceLocked(kind, v.inode, at, uint32(min(w.end-at, maxKey)), o.q.point)
+		p, n := v.set.SpaceLocked(kind, v.inode, at, uint32(min(w.end-at, maxKey)), uint32(v.unit()), o.q.point)
 		if n == 0 {
 			return
 		}

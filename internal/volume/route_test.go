@@ -100,7 +100,7 @@ func fillDirty(v *Volume, percent int) error {
 			v.set.Unlock()
 			return nil
 		}
-		p, n := v.set.SpaceLocked(bucket.ForDirty, v.inode, at, 16, 1)
+		p, n := v.set.SpaceLocked(bucket.ForDirty, v.inode, at, 16, 1, 1)
 		v.set.Unlock()
 		if n == 0 {
 			v.rt.Sleep(time.Second)

@@ -15,16 +15,26 @@ import (
 type dirtyState struct {
 	durable bool // the state is DIRTY on the disk, and stays so while writes are under way
 	writes  int  // under way, that make data dirty
+	clean   bool // the state is not DIRTY on the disk
 	doubt   bool // a write of the superblock has failed: what is on the disk is not known. Guarded by Volume.changing.
 }
 
 // storeSuper makes a superblock the backing device's. v.changing is held, or nobody else knows the volume yet.
 func (v *Volume) storeSuper(sb *ondisk.Superblock) error {
 	err := cacheset.WriteSuperblock(v.bio, sb)
-	if v.dirty.doubt = err != nil; !v.dirty.doubt {
-		v.super.Store(sb)
+	v.set.Lock()
+	defer v.set.Unlock()
+	v.dirty.doubt, v.dirty.clean = err != nil, err == nil && sb.State() != ondisk.StateDirty
+	if err != nil {
+		// Its flush, or the write with FUA, may be the one that was told that writes are lost.
+		if e := (*blockdev.IOError)(nil); !errors.As(err, &e) || e.Op != blockdev.OpWrite || e.Off == ondisk.SuperblockOffset {
+			v.flushFails++
+			v.failed = err
+		}
+		return err
 	}
-	return err
+	v.super.Store(sb)
+	return nil
 }
 
 // makeDirty makes the state DIRTY.
@@ -92,29 +102,58 @@ func (v *Volume) Detach(ctx context.Context) error {
 	if v.flash {
 		return ErrNoBacking
 	}
-	v.changing.Lock()
-	if c := v.config.Load(); c.detached || c.detaching {
-		v.changing.Unlock()
+	free := v.publish(func(c *conf) bool {
+		free := !c.detached && !c.detaching
+		c.detaching = true
+		return free
+	})
+	if !free {
 		return ErrDetached
 	}
-	v.publish(func(c *conf) { c.detaching = true })
-	v.changing.Unlock()
 	err := v.drain(ctx)
 	if err == nil {
 		err = v.WriteBack(ctx)
 	}
-	if err == nil {
-		err = v.leave()
-	}
 	if err != nil {
-		v.changing.Lock()
-		if v.config.Load().detaching {
-			v.publish(func(c *conf) { c.detaching = false })
-		}
-		v.changing.Unlock()
+		v.stay()
 		return err
 	}
-	return v.giveUpSlot()
+	return v.within(ctx, func() error {
+		if err := v.leave(); err != nil {
+			v.stay()
+			return err
+		}
+		return v.giveUpSlot()
+	})
+}
+
+// stay ends a detach that does not come about.
+func (v *Volume) stay() {
+	v.publish(func(c *conf) bool {
+		c.detaching = false
+		return true
+	})
+}
+
+// within does what has to be done to its end once it has begun; when ctx ends before, it goes on by itself.
+func (v *Volume) within(ctx context.Context, do func() error) error {
+	var err error
+	over := false
+	v.running.Go("volume change", func() {
+		e := do()
+		v.set.Lock()
+		err, over = e, true
+		v.drainer.done.Broadcast()
+		v.set.Unlock()
+	})
+	v.set.Lock()
+	defer v.set.Unlock()
+	for !over {
+		if cerr := v.drainer.done.WaitContext(ctx); cerr != nil {
+			return fmt.Errorf("it cannot be stopped any more, and goes on: %w", cerr)
+		}
+	}
+	return err
 }
 
 // leave makes the state NONE. Nothing is dirty, nor can it become so.
@@ -139,7 +178,10 @@ func (v *Volume) leave() error {
 	if err := v.storeSuper(&super); err != nil {
 		return err
 	}
-	v.publish(func(c *conf) { c.detaching, c.detached = false, true })
+	v.publish(func(c *conf) bool {
+		c.detaching, c.detached = false, true
+		return true
+	})
 	return nil
 }
 

@@ -120,6 +120,10 @@ type Stats struct {
 // Info describes the volume as a device.
 func (v *Volume) Info() blockdev.Info { return *v.info.Load() }
 
+// unit returns what requests begin and end at, in sectors: a block of the volume. Data that is cached does so too, but
+// what a kernel has cached only at the set's blocks.
+func (v *Volume) unit() uint64 { return uint64(v.info.Load().LogicalBlock) / ondisk.SectorSize }
+
 // Runtime returns the runtime of the set.
 func (v *Volume) Runtime() *rt.Runtime { return v.rt }
 
