@@ -335,3 +335,157 @@ func TestNothingDirtyBesideAWrite(t *testing.T) {
 		})
 	}
 }
+
+// A write to the cache that takes long does not keep what it covers from being written back, nor what is beside it.
+func TestWriteBackBesideAWrite(t *testing.T) {
+	for _, n := range []int64{4096, 128 << 10} { // with its batch, and by itself
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			simulateStuck(t, 0, nil, func(s *stuck) error {
+				ctx := context.Background()
+				s.faults[0].Add(blockdev.Fault{
+					Purposes: []blockdev.Purpose{blockdev.ForData}, Ops: []blockdev.Op{blockdev.OpWrite}, Hang: time.Minute, Count: 1,
+				})
+				var group rt.WaitGroup
+				group.Init(s.rt)
+				var failed error
+				begin := s.rt.Now()
+				late := Range{Off: 512 << 10, Len: n}
+				group.Go("writer", func() { failed = s.v.WriteAt(ctx, pattern(late.Off, int(n), 1), late.Off, 0) })
+				s.rt.Sleep(time.Millisecond)
+				err := errors.Join(s.v.WriteBack(ctx), s.down())
+				if took := s.rt.Now() - begin; err == nil && took > 30*time.Second {
+					err = fmt.Errorf("WriteBack took %v", took)
+				}
+				group.Wait()
+				if err = errors.Join(err, failed); err != nil {
+					return err
+				}
+				list, err := dirtyRanges(s.v)
+				if err == nil && !slices.Equal(list, []Range{late}) {
+					err = fmt.Errorf("%v is dirty, want what came later, %v", list, late)
+				}
+				return err
+			})
+		})
+	}
+}
+
+// A discard that takes long is waited for: what it covers is dirty until it is done.
+func TestWriteBackBesideADiscard(t *testing.T) {
+	simulateStuck(t, 0, nil, func(s *stuck) error {
+		ctx := context.Background()
+		s.faults[1].Add(blockdev.Fault{Ops: []blockdev.Op{blockdev.OpDiscard}, Hang: time.Minute, Count: 1})
+		var group rt.WaitGroup
+		group.Init(s.rt)
+		var failed error
+		begin := s.rt.Now()
+		group.Go("discard", func() { failed = s.v.Discard(ctx, 512<<10, 64<<10) })
+		group.Go("watch", func() {
+			s.rt.Sleep(30 * time.Second)
+			if list, err := dirtyRanges(s.v); err != nil || !slices.Equal(list, []Range{{Off: 512 << 10, Len: 64 << 10}}) {
+				failed = errors.Join(err, fmt.Errorf("while the discard hangs, %v is dirty", list))
+			}
+		})
+		s.rt.Sleep(time.Millisecond)
+		err := s.v.WriteBack(ctx)
+		if took := s.rt.Now() - begin; err == nil && (took < time.Minute || s.v.Stats().DirtyBytes > 0) {
+			err = fmt.Errorf("WriteBack returned after %v, when %d bytes were dirty", took, s.v.Stats().DirtyBytes)
+		}
+		group.Wait()
+		return errors.Join(err, failed)
+	})
+}
+
+// A range that cannot be written back is told of also where others become dirty all the time.
+func TestWriteBackOfABadRangeUnderLoad(t *testing.T) {
+	simulateStuck(t, 0, nil, func(s *stuck) error {
+		ctx := context.Background()
+		bad := Range{Off: 3<<20 + 8192, Len: 4096}
+		s.faults[1].Add(blockdev.Fault{Ops: []blockdev.Op{blockdev.OpWrite}, Off: crashOffset + bad.Off, Len: bad.Len})
+		var group rt.WaitGroup
+		group.Init(s.rt)
+		over, failed := false, error(nil)
+		group.Go("writer", func() {
+			for n := int64(0); !over && failed == nil; n++ {
+				off := 33<<20 + n*37%4096*4096
+				failed = s.v.WriteAt(ctx, pattern(off, 4096, 1), off, 0)
+				s.rt.Sleep(time.Millisecond)
+			}
+		})
+		ctx, cancel := s.rt.WithTimeout(ctx, time.Minute)
+		defer cancel()
+		err := s.v.WriteBack(ctx)
+		over = true
+		group.Wait()
+		var e *WriteBackError
+		if !errors.As(err, &e) || !errors.Is(err, unix.EIO) || !slices.Contains(e.Ranges, bad) {
+			err = fmt.Errorf("WriteBack: %w; want %v", err, bad)
+		} else {
+			err = nil
+		}
+		return errors.Join(err, failed)
+	})
+}
+
+// Case 09 (b) and (d) in small: dirty data that the cache device does not give is not written back, nor read, and its
+// neighbours are; it comes down when the cache gives it, or when it is written anew.
+func TestWriteBackOfUnreadableData(t *testing.T) {
+	simulateStuck(t, 0, nil, func(s *stuck) error {
+		ctx := context.Background()
+		bad := Range{Off: 6 << 20, Len: 1 << 20} // an extent
+		sector := uint64(crashOffset+bad.Off) / 512
+		s.set.set.Lock()
+		p, _ := s.set.set.LookupLocked(s.v.v.Inode(), sector, sector+8)
+		s.set.set.Unlock()
+		s.faults[0].Add(blockdev.Fault{Ops: []blockdev.Op{blockdev.OpRead}, Off: int64(p.Ptr.Sector())*512 + 4096, Len: 512})
+		var e *WriteBackError
+		if err := s.v.WriteBack(ctx); !errors.As(err, &e) || !errors.Is(err, unix.EIO) || e.Dirty != bad.Len || !slices.Equal(e.Ranges, []Range{bad}) {
+			return fmt.Errorf("WriteBack: %w; want %v", err, bad)
+		}
+		if n := s.v.v.WritebackStatus(); n.ReadErrors == 0 || n.WriteErrors != 0 {
+			return fmt.Errorf("%+v", n)
+		}
+		if err := errors.Join(s.down(bad), s.state(ondisk.StateDirty)); err != nil {
+			return err
+		}
+		before := s.v.Stats().CacheReadErrors
+		got := make([]byte, 8192)
+		if err := s.v.ReadAt(ctx, got, bad.Off); err == nil {
+			return fmt.Errorf("data that is nowhere reads as %x", got[:16])
+		}
+		if n := s.v.Stats().CacheReadErrors; n == before {
+			return errors.New("the failed read is not counted")
+		}
+		if err := s.v.WriteAt(ctx, pattern(bad.Off, 8192, 1), bad.Off, 0); err != nil {
+			return err
+		}
+		if err := s.v.WriteBack(ctx); err != nil {
+			return err
+		}
+		return errors.Join(s.down(), s.state(ondisk.StateClean))
+	})
+}
+
+// A flush of the backing device that fails cleans nothing, and the next client that flushes is told; so is nobody after
+// that, when all is written again.
+func TestWriteBackWhereAFlushFails(t *testing.T) {
+	simulateStuck(t, 0, nil, func(s *stuck) error {
+		ctx := context.Background()
+		s.faults[1].Add(blockdev.Fault{Ops: []blockdev.Op{blockdev.OpFlush}})
+		var e *WriteBackError
+		if err := s.writeBack(ctx); !errors.As(err, &e) || !errors.Is(err, unix.EIO) || e.Dirty != stuckBytes {
+			return fmt.Errorf("WriteBack: %w", err)
+		}
+		if list, err := dirtyRanges(s.v); err != nil || !slices.Equal(list, []Range{{Len: stuckBytes}}) {
+			return fmt.Errorf("%v is dirty: %w", list, err)
+		}
+		s.faults[1].Clear()
+		if err := s.v.Flush(ctx); !errors.Is(err, unix.EIO) {
+			return fmt.Errorf("the next flush: %v; want the error", err)
+		}
+		if err := errors.Join(s.v.Flush(ctx), s.v.WriteBack(ctx), s.down()); err != nil {
+			return err
+		}
+		return s.v.Flush(ctx)
+	})
+}

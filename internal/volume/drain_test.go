@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -20,8 +21,9 @@ import (
 // A drained is a volume in writeback mode, in a simulation, whose writeback is held.
 type drained struct {
 	*Volume
-	io   *blockdev.IO
-	back *blockdev.MemoryDevice
+	io    *blockdev.IO
+	back  *blockdev.MemoryDevice
+	fault *blockdev.Faulty // the backing device's
 }
 
 // simulateDrained runs fn on such a volume of 8 MiB; its blocks may be larger than those of its set, which has buckets of
@@ -52,7 +54,8 @@ func simulateDrained(t *testing.T, block int64, fn func(d *drained) error) {
 			failed = err
 			return
 		}
-		v, err := Open(set, back)
+		fault := blockdev.NewFaulty(back, 1)
+		v, err := Open(set, fault)
 		if err != nil {
 			failed = err
 			return
@@ -65,7 +68,7 @@ func simulateDrained(t *testing.T, block int64, fn func(d *drained) error) {
 		v.SetSequentialCutoff(0)
 		failed = errors.Join(v.SetMode(ondisk.Writeback), v.ChangeWriteback(func(s *writeback.Settings) error { s.Running = false; return nil }))
 		if failed == nil {
-			failed = fn(&drained{v, io, back})
+			failed = fn(&drained{v, io, back, fault})
 		}
 		failed = errors.Join(failed, io.Close(), v.Close(), set.Close(ctx))
 	})
@@ -125,5 +128,79 @@ func TestWriteBackOfLargeBlocks(t *testing.T) {
 				return nil
 			})
 		})
+	}
+}
+
+// What finds no room in the cache after all goes to the backing device: nothing older may come down over it.
+func TestWriteBackBesideAWriteWithoutRoom(t *testing.T) {
+	simulateDrained(t, 512, func(d *drained) error {
+		data := bytes.Repeat([]byte{1}, 8192)
+		if err := d.io.WriteAt(data, 0, 0); err != nil {
+			return err
+		}
+		write := []blockdev.Op{blockdev.OpWrite}
+		d.fault.Add(blockdev.Fault{Ops: write, Purposes: []blockdev.Purpose{blockdev.ForWriteback}, Hang: 2 * time.Second})
+		d.fault.Add(blockdev.Fault{Ops: write, Purposes: []blockdev.Purpose{blockdev.ForData}, Hang: time.Second})
+		q, err := d.NewQueue(1, func([]*blockdev.Request) {})
+		if err != nil {
+			return err
+		}
+		conf := d.use()
+		o := d.newOp(q.(*queue), &blockdev.Request{Op: blockdev.OpWrite, Buf: bytes.Repeat([]byte{2}, 4096)}, conf, accepted, false)
+		d.unuse(conf)
+		w := o.span()
+		d.set.Lock()
+		d.ranges.beginWriteLocked(w) // as op.write and op.back do
+		d.ranges.toCacheLocked(w, true)
+		d.set.Unlock()
+		var group rt.WaitGroup
+		group.Init(d.rt)
+		var failed error
+		group.Go("write", func() {
+			failed = o.instead(w)
+			d.set.Lock()
+			d.ranges.endWriteLocked(w)
+			d.set.Unlock()
+		})
+		d.rt.Sleep(time.Millisecond)
+		err = d.WriteBack(context.Background())
+		group.Wait()
+		d.putOp(o)
+		if err := errors.Join(err, failed, q.Close()); err != nil {
+			return err
+		}
+		copy(data, bytes.Repeat([]byte{2}, 4096))
+		if !bytes.Equal(d.below(0, len(data)), data) {
+			return fmt.Errorf("the backing device has %d and %d, want 2 and 1", d.below(0, 1), d.below(4096, 1))
+		}
+		return nil
+	})
+}
+
+func TestFailuresInOrder(t *testing.T) {
+	at := func(bounds ...uint64) (list []failure) {
+		for i := 0; i < len(bounds); i += 2 {
+			list = append(list, failure{span: span{bounds[i], bounds[i+1]}})
+		}
+		return list
+	}
+	got := inOrder(at(40, 48, 8, 16, 16, 24, 4, 9, 60, 70, 48, 50))
+	if want := at(4, 24, 40, 50, 60, 70); !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	for _, c := range []struct {
+		before, now []failure
+		want        bool
+	}{
+		{at(), at(0, 8), false},
+		{at(0, 8), at(8, 16), false},
+		{at(8, 16), at(0, 8), false},
+		{at(0, 8, 16, 24), at(8, 16, 23, 30), true},
+		{at(0, 8, 16, 24, 100, 200), at(8, 16, 24, 30, 50, 60), false},
+		{at(0, 100), at(20, 30), true},
+	} {
+		if got := again(c.before, c.now); got != c.want {
+			t.Errorf("%v, then %v: %v", c.before, c.now, got)
+		}
 	}
 }
