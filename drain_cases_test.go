@@ -489,3 +489,19 @@ func TestWriteBackWhereAFlushFails(t *testing.T) {
 		return s.v.Flush(ctx)
 	})
 }
+
+// A superblock that cannot say CLEAN when it should says so later.
+func TestCleanIsTriedAgain(t *testing.T) {
+	simulate(t, 1, time.Hour, breakable(t), func(b *bench) error {
+		ctx, v := context.Background(), b.volumes[0]
+		if err := errors.Join(b.attribute("cache_mode", "writeback"), v.WriteAt(ctx, page('A'), 0, 0), b.state(ondisk.StateDirty)); err != nil {
+			return err
+		}
+		remove := b.faults[1].Add(blockdev.Fault{Purposes: []blockdev.Purpose{blockdev.ForSuperblock}, Ops: []blockdev.Op{blockdev.OpWrite}, Count: 1})
+		b.rt.Sleep(3 * time.Minute)
+		if n := remove(); n != 1 {
+			return fmt.Errorf("%d writes failed", n)
+		}
+		return errors.Join(b.alone(0, 'A'), b.state(ondisk.StateClean))
+	})
+}

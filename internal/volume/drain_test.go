@@ -184,7 +184,7 @@ func TestFailuresInOrder(t *testing.T) {
 		}
 		return list
 	}
-	got := inOrder(at(40, 48, 8, 16, 16, 24, 4, 9, 60, 70, 48, 50))
+	got := inOrder(at(40, 48, 8, 16, 16, 24, 4, 9, 10, 12, 60, 70, 48, 50))
 	if want := at(4, 24, 40, 50, 60, 70); !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
