@@ -9,7 +9,6 @@ import (
 
 	"github.com/ubcache/ubcache/internal/blockdev"
 	"github.com/ubcache/ubcache/internal/offline"
-	"github.com/ubcache/ubcache/internal/ondisk"
 	"github.com/ubcache/ubcache/internal/rt"
 )
 
@@ -36,22 +35,6 @@ func TestFlushErrorOfTheSuperblockIsTold(t *testing.T) {
 			return errors.New("all is well, although a flush of the backing device failed since the write")
 		}
 		return v.Flush(ctx) // once is enough
-	})
-}
-
-// The state becomes CLEAN although the first attempt fails.
-func TestCleanIsTriedAgain(t *testing.T) {
-	simulate(t, 1, time.Hour, breakable(t), func(b *bench) error {
-		ctx, v := context.Background(), b.volumes[0]
-		if err := errors.Join(b.attribute("cache_mode", "writeback"), v.WriteAt(ctx, page('A'), 0, FUA)); err != nil {
-			return err
-		}
-		remove := b.faults[1].Add(blockdev.Fault{Purposes: []blockdev.Purpose{blockdev.ForSuperblock}, Ops: []blockdev.Op{blockdev.OpWrite}, Count: 1})
-		b.rt.Sleep(10 * time.Minute)
-		if n := remove(); n != 1 || v.Stats().DirtyBytes != 0 {
-			return fmt.Errorf("%d writes failed, %d bytes are dirty", n, v.Stats().DirtyBytes)
-		}
-		return b.state(ondisk.StateClean)
 	})
 }
 
