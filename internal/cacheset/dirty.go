@@ -12,6 +12,7 @@ import (
 type dirtyMap struct {
 	total int64
 	pages []*dirtyPage
+	entry uint64 // of the journal, the newest one that has a dirty key
 }
 
 type dirtyPage struct {
@@ -85,6 +86,9 @@ func (s *Set) countDirtyLocked(inode uint32, start, n uint64, sign int) {
 
 // DirtyLocked returns the dirty sectors of an inode.
 func (s *Set) DirtyLocked(inode uint32) int64 { return s.dirty[inode].total }
+
+// DirtyEntryLocked returns the newest journal entry that has a dirty key of an inode: when it is durable, all are.
+func (s *Set) DirtyEntryLocked(inode uint32) uint64 { return max(s.started, s.dirty[inode].entry) }
 
 // AnyDirtyLocked reports whether there may be dirty data near the sectors from start to end of an inode: within 4 MiB.
 func (s *Set) AnyDirtyLocked(inode uint32, start, end uint64) bool {

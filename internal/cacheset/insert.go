@@ -154,6 +154,9 @@ func (s *Set) insertOneLocked(in *Insertion) btree.Outcome {
 		}
 		seq = s.journal.AppendLocked(&in.room, in.one[:])
 		in.Seq = seq
+		if x.Dirty() && int(x.Inode) < len(s.dirty) {
+			s.dirty[x.Inode].entry = seq
+		}
 		s.pinLocked(c.Leaf, seq)
 	}
 	if s.accountLocked(c) {

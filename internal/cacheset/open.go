@@ -226,6 +226,7 @@ func (s *Set) recover(ctx context.Context) error {
 	}
 	s.mu.Lock()
 	s.journal.StartedLocked()
+	s.started = s.journal.NewestLocked()
 	s.repinLocked()
 	s.mu.Unlock()
 	return nil

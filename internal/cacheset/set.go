@@ -103,6 +103,7 @@ type Set struct {
 	claimed map[ondisk.UUID]bool // of open volumes
 	uuids   ondisk.Key           // where the array lies
 	dirty   []dirtyMap           // of each inode
+	started uint64               // newest journal entry when the replay was over
 	prio    uint64               // bucket of the first prio set
 	prioNo  uint64               // seq of the newest prio sets
 

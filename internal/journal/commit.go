@@ -29,11 +29,16 @@ func (j *Journal) WaitDurable(ctx context.Context, seq uint64) error {
 func (j *Journal) Sync(ctx context.Context) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	seq := j.seq
+	return j.waitLocked(ctx, j.NewestLocked())
+}
+
+// NewestLocked returns the newest entry that may have keys: when it is durable, all that were appended until now are. The
+// set's lock is held.
+func (j *Journal) NewestLocked() uint64 {
 	if j.words == 0 {
-		seq--
+		return j.seq - 1
 	}
-	return j.waitLocked(ctx, seq)
+	return j.seq
 }
 
 // RequestEntryLocked has an entry written, empty if there are no keys, because the header has changed (root, gens,

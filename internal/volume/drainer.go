@@ -16,7 +16,7 @@ import (
 
 const (
 	drainDepth   = 32               // I/Os of writeback at a time on each device
-	flights      = 2                // batches under way: one is flushed while the next is read
+	flights      = 4                // batches under way: some are read or written while others are flushed
 	flightLeast  = 32               // extents of a batch at first, and where the backing device is slow
 	flightMost   = 1024             // extents of a batch
 	flightMax    = 16384            // sectors of a batch
@@ -247,6 +247,7 @@ func (w *drainer) stepLocked() {
 	w.flying = append(w.flying, f)
 	// A second's worth at a time, so that there is one flush a second at most.
 	over := w.takeLocked(f, uint64(min(max(rate, int64(v.block)), int64(w.batch)*flightMax/flightMost)))
+	f.seq = v.set.DirtyEntryLocked(v.inode)
 	w.pass.taken += f.sectors
 	if f.sectors > 0 {
 		w.limiter.Done(v.rt.Now(), int64(f.sectors), rate)

@@ -14,6 +14,7 @@ type flight struct {
 	w       *drainer
 	list    []extent // in key order; their buckets are held
 	sectors uint64
+	seq     uint64 // journal entry that has to be durable, so that all keys of the list are
 	run     func() // f.fly
 
 	io     group
@@ -71,7 +72,7 @@ func (f *flight) fly() {
 	f.split()
 	f.read()
 	before := v.flushErrors()
-	if err := v.set.Sync(); err == nil {
+	if err := v.set.WaitDurable(f.seq); err == nil {
 		f.write()
 	} else {
 		f.fail(span{f.list[0].start, f.list[len(f.list)-1].end}, err)

@@ -9,6 +9,7 @@ import (
 	"github.com/ubcache/ubcache/internal/blockdev"
 	"github.com/ubcache/ubcache/internal/bucket"
 	"github.com/ubcache/ubcache/internal/cacheset"
+	"github.com/ubcache/ubcache/internal/journal"
 	"github.com/ubcache/ubcache/internal/offline"
 	"github.com/ubcache/ubcache/internal/ondisk"
 	"github.com/ubcache/ubcache/internal/rt"
@@ -53,6 +54,13 @@ func TestRoute(t *testing.T) {
 // simulateVolume runs fn on a volume with blocks of 4 KiB and a queue of it, in a simulation.
 func simulateVolume(t *testing.T, buckets int64, fn func(v *Volume, q *queue) error) {
 	t.Helper()
+	simulateTraced(t, buckets, func(v *Volume, q *queue, _ *blockdev.TraceLog) error { return fn(v, q) })
+}
+
+// simulateTraced is simulateVolume with a log of what is written to the journal and written back. The process's death
+// loses nothing.
+func simulateTraced(t *testing.T, buckets int64, fn func(v *Volume, q *queue, log *blockdev.TraceLog) error) {
+	t.Helper()
 	s := rt.NewSim(1)
 	s.Limit = time.Hour
 	var failed error
@@ -70,12 +78,18 @@ func simulateVolume(t *testing.T, buckets int64, fn func(v *Volume, q *queue) er
 		if _, failed = offline.Format(ctx, o); failed != nil {
 			return
 		}
-		set, err := cacheset.Open(ctx, cache, cacheset.Options{})
+		log := blockdev.NewTraceLog(s.Runtime())
+		trace := func(dev blockdev.Device, p blockdev.Purpose) blockdev.Device {
+			return blockdev.NewTracing(dev, log, blockdev.TraceOptions{
+				Done: true, Only: func(r *blockdev.Request) bool { return r.Op == blockdev.OpWrite && r.Purpose == p },
+			})
+		}
+		set, err := cacheset.Open(ctx, trace(cache, blockdev.ForJournal), cacheset.Options{Shared: journal.NewShared()})
 		if err != nil {
 			failed = err
 			return
 		}
-		v, err := Open(set, back)
+		v, err := Open(set, trace(back, blockdev.ForWriteback))
 		if err != nil {
 			failed = err
 			return
@@ -85,7 +99,7 @@ func simulateVolume(t *testing.T, buckets int64, fn func(v *Volume, q *queue) er
 			failed = err
 			return
 		}
-		failed = errors.Join(fn(v, q.(*queue)), q.Close(), v.Close(), set.Close(ctx))
+		failed = errors.Join(fn(v, q.(*queue), log), q.Close(), v.Close(), set.Close(ctx))
 	})
 	if err := errors.Join(err, failed); err != nil {
 		t.Fatal(err)
