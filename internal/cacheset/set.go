@@ -129,6 +129,8 @@ type Set struct {
 	backed map[uint32]uint64 // sectors of the backing devices of open volumes, by inode
 	idle   int               // see IdleLocked
 
+	requests uint64 // see NoteRequestsLocked
+
 	batchEntry uint64        // the entry that the batch under way waits for
 	noted      uint64        // newest durable entry that the table knows of
 	deltas     bucket.Deltas // of the insert under way
@@ -250,6 +252,12 @@ func (s *Set) NoteRequest() {
 		s.used.Store(true)
 	}
 }
+
+// NoteRequestsLocked counts requests that came together.
+func (s *Set) NoteRequestsLocked() { s.requests++ }
+
+// RequestsLocked returns how often NoteRequestsLocked was called: if it is more than before, requests have come.
+func (s *Set) RequestsLocked() uint64 { return s.requests }
 
 // Noted reports whether a request has come since IdleLocked was asked last.
 func (s *Set) Noted() bool { return s.used.Load() }

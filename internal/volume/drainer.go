@@ -15,16 +15,19 @@ import (
 )
 
 const (
-	drainDepth   = 32               // I/Os of writeback at a time on each device
-	flights      = 4                // batches under way: some are read or written while others are flushed
-	flightLeast  = 32               // extents of a batch at first, and where the backing device is slow
-	flightMost   = 1024             // extents of a batch
-	flightMax    = 16384            // sectors of a batch
-	runMax       = 2048             // sectors of a write of the backing device
-	cleanGrace   = time.Second      // without dirty data, until the superblock says so
-	cleanPause   = 30 * time.Second // before that is tried again
-	barrenPasses = 2                // passes without progress, after which a WriteBack gives up
-	failedMost   = 64               // ranges that are told of
+	drainDepth   = 64                    // I/Os of writeback at a time on each device
+	besideDepth  = 4                     // the same while requests use the set
+	besideFor    = 20 * time.Millisecond // how long they count after they came
+	sliceMost    = 128                   // I/Os that a batch sends together
+	flights      = 4                     // batches under way: some are read or written while others are flushed
+	flightLeast  = 32                    // extents of a batch at first, and where the backing device is slow
+	flightMost   = 1024                  // extents of a batch
+	flightMax    = 16384                 // sectors of a batch
+	runMax       = 2048                  // sectors of a write of the backing device
+	cleanGrace   = time.Second           // without dirty data, until the superblock says so
+	cleanPause   = 30 * time.Second      // before that is tried again
+	barrenPasses = 2                     // passes without progress, after which a WriteBack gives up
+	failedMost   = 64                    // ranges that are told of
 )
 
 // A drainer brings a volume's dirty data to its backing device. Its policy is in package writeback; this is how.
@@ -36,11 +39,13 @@ const (
 //
 // What a flight has taken is registered until it is marked clean: requests that would write to the backing device there
 // wait, requests that write to the cache do not, and no other flight takes it. Nobody waits for the search for dirty
-// data: it holds the set's lock for some hundred extents at a time.
+// data: it holds the set's lock for some hundred extents at a time. While requests use the set, flights have few I/Os under
+// way at a time.
 type drainer struct {
-	v           *Volume
-	back, cache below
-	running     rt.WaitGroup
+	v       *Volume
+	full    [2]below // backing device, cache device; their queues take drainDepth I/Os
+	beside  [2]below // the same with besideDepth
+	running rt.WaitGroup
 
 	// Guarded by the set's lock.
 	settings writeback.Settings
@@ -53,12 +58,14 @@ type drainer struct {
 	rest     time.Duration // until when the loop pauses, unless somebody waits
 	flying   []*flight
 	idle     []*flight
-	most     uint64 // sectors of a write that the backing device takes
-	smooth   int    // batches without an error since most has changed
-	batch    int    // extents that it takes in a fraction of a second
-	callers  int    // of WriteBack
-	resting  bool   // nothing is dirty
-	cleanErr error  // why the superblock cannot say so
+	most     uint64        // sectors of a write that the backing device takes
+	smooth   int           // batches without an error since most has changed
+	batch    int           // extents that it takes in a fraction of a second
+	seen     uint64        // requests to the set
+	stepBack time.Duration // until when the devices belong to requests first
+	callers  int           // of WriteBack
+	resting  bool          // nothing is dirty
+	cleanErr error         // why the superblock cannot say so
 	pass     pass
 	passes   uint64 // that are over
 	barren   int    // of these, the last ones that did not get on, though there was something
@@ -106,19 +113,27 @@ type WritebackStats struct {
 
 // startDrainer begins writeback.
 func (v *Volume) startDrainer() error {
-	w := &drainer{v: v, settings: writeback.Defaults(), control: writeback.NewController(), back: v.back, cache: v.cache}
+	w := &drainer{v: v, settings: writeback.Defaults(), control: writeback.NewController()}
 	w.running.Init(v.rt)
 	v.set.BindCond(&w.kick)
 	v.set.BindCond(&w.done)
 	w.most, w.batch = w.largest(), flightLeast
-	w.back.queue, w.cache.queue = nil, nil
 	v.drainer = w
-	for _, b := range []*below{&w.back, &w.cache} {
-		q, err := b.dev.NewQueue(drainDepth, groupDone)
-		if err != nil {
-			return err
+	for _, l := range []struct {
+		to    *[2]below
+		depth int
+	}{{&w.full, drainDepth}, {&w.beside, besideDepth}} {
+		*l.to = [2]below{v.back, v.cache}
+		for i := range l.to {
+			l.to[i].queue = nil
 		}
-		b.queue = q
+		for i := range l.to {
+			q, err := l.to[i].dev.NewQueue(l.depth, groupDone)
+			if err != nil {
+				return err
+			}
+			l.to[i].queue = q
+		}
 	}
 	for range flights {
 		w.idle = append(w.idle, newFlight(w))
@@ -136,11 +151,29 @@ func (w *drainer) release() {
 	w.v.set.Lock()
 	w.v.set.UnbackLocked(w.v.inode)
 	w.v.set.Unlock()
-	for _, b := range []*below{&w.back, &w.cache} {
-		if b.queue != nil {
-			_ = b.queue.Close()
+	for _, to := range []*[2]below{&w.full, &w.beside} {
+		for i := range to {
+			if q := to[i].queue; q != nil {
+				_ = q.Close()
+			}
 		}
 	}
+}
+
+// queues returns where I/Os of writeback go now: while requests use the set, there are few of them at a time, so that
+// requests find the devices free, and the drain goes on.
+func (w *drainer) queues() (to [2]*below) {
+	s := w.v.set
+	s.Lock()
+	defer s.Unlock()
+	now := w.v.rt.Now()
+	if n := s.RequestsLocked(); n != w.seen {
+		w.seen, w.stepBack = n, now+besideFor
+	}
+	if now < w.stepBack {
+		return [2]*below{&w.beside[0], &w.beside[1]}
+	}
+	return [2]*below{&w.full[0], &w.full[1]}
 }
 
 // wake lets the loop look again.

@@ -44,7 +44,7 @@ func (o *op) placeLocked(b *batch) bool {
 	o.placed = true
 	o.io.reset()
 	o.addWrites(o.req.Buf, w.start)
-	o.io.begin()
+	o.io.begin(0, len(o.io.parts))
 	for i := range o.io.parts {
 		b.toCache = append(b.toCache, &o.io.parts[i].Request)
 	}

@@ -46,7 +46,7 @@ type run struct {
 func newFlight(w *drainer) *flight {
 	f := &flight{w: w}
 	f.run = f.fly
-	f.io.init(w.v, &w.back, &w.cache)
+	f.io.init(w.v, &w.full[0], &w.full[1])
 	return f
 }
 
@@ -151,6 +151,15 @@ func (r *run) part(from, to uint64) []byte {
 	return r.buf.Data[(from-r.start)*ondisk.SectorSize : (to-r.start)*ondisk.SectorSize]
 }
 
+// carryOut makes the I/Os of the group, and returns their errors as one.
+func (f *flight) carryOut() error {
+	for from, n := 0, len(f.io.parts); from < n; from += sliceMost {
+		f.io.to = f.w.queues()
+		f.io.runSome(from, min(from+sliceMost, n))
+	}
+	return f.io.end()
+}
+
 // read reads the runs from the cache.
 func (f *flight) read() {
 	f.complete()
@@ -164,7 +173,7 @@ func (f *flight) read() {
 			})
 		}
 	}
-	if f.io.run() == nil {
+	if f.carryOut() == nil {
 		return
 	}
 	unit := f.w.v.unit()
@@ -186,7 +195,7 @@ func (f *flight) complete() {
 			f.io.add(false, blockdev.Request{Op: blockdev.OpRead, Off: backOff(r.start), Buf: r.part(r.start, r.end), Purpose: blockdev.ForWriteback})
 		}
 	}
-	if f.io.run() == nil {
+	if f.carryOut() == nil {
 		return
 	}
 	n := 0
@@ -212,7 +221,7 @@ func (f *flight) write() {
 			f.io.add(false, f.request(r, s))
 		})
 	}
-	if f.io.run() == nil {
+	if f.carryOut() == nil {
 		return
 	}
 	var refused []refusal

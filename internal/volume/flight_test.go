@@ -49,3 +49,33 @@ func TestKeysAreDurableBeforeWriteback(t *testing.T) {
 		return nil
 	})
 }
+
+// While requests use the set, also other volumes' of it, writeback has few I/Os under way.
+func TestStepsBack(t *testing.T) {
+	simulateVolume(t, 4000, func(v *Volume, q *queue) error {
+		w := v.drainer
+		stepsBack := func() bool { return w.queues() == [2]*below{&w.beside[0], &w.beside[1]} }
+		io, err := blockdev.NewIO(v, 1)
+		if err != nil {
+			return err
+		}
+		defer io.Close()
+		for range 2 {
+			if stepsBack() {
+				t.Error("without requests")
+			}
+			if err := io.ReadAt(make([]byte, 4096), 0); err != nil {
+				return err
+			}
+			if !stepsBack() {
+				t.Error("not after a request")
+			}
+			v.rt.Sleep(besideFor / 2)
+			if !stepsBack() {
+				t.Error("not soon after a request")
+			}
+			v.rt.Sleep(besideFor)
+		}
+		return nil
+	})
+}

@@ -75,19 +75,17 @@ func aligned(b []byte, align int) bool {
 // run starts all that was added and waits for it. It returns the errors of the parts as one, the backing device's
 // first: look at the parts for which.
 func (g *group) run() error {
-	if len(g.parts) == 0 {
-		return nil
-	}
-	g.start()
-	return g.wait()
+	g.runSome(0, len(g.parts))
+	return g.end()
 }
 
-func (g *group) start() {
+// runSome starts the parts from one on to before another, and waits for them.
+func (g *group) runSome(from, to int) {
 	for i := range g.send {
 		g.send[i] = g.send[i][:0]
 	}
-	g.begin()
-	for i := range g.parts {
+	g.begin(from, to)
+	for i := from; i < to; i++ {
 		p := &g.parts[i]
 		if p.cache {
 			g.send[1] = append(g.send[1], &p.Request)
@@ -101,23 +99,19 @@ func (g *group) start() {
 	if len(g.send[1]) > 0 {
 		g.to[1].queue.Submit(g.send[1])
 	}
-}
-
-// begin makes the parts ready to be sent.
-func (g *group) begin() {
-	g.left = len(g.parts)
-	for i := range g.parts {
-		g.parts[i].Owner = &g.parts[i]
-	}
-}
-
-func (g *group) wait() error {
 	g.mu.Lock()
 	for g.left > 0 {
 		g.done.Wait()
 	}
 	g.mu.Unlock()
-	return g.end()
+}
+
+// begin makes parts ready to be sent.
+func (g *group) begin(from, to int) {
+	g.left = to - from
+	for i := from; i < to; i++ {
+		g.parts[i].Owner = &g.parts[i]
+	}
 }
 
 // end lets the memory of the parts go, and returns their errors.

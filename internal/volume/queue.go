@@ -107,6 +107,7 @@ func (q *queue) Submit(reqs []*blockdev.Request) {
 		if r.Op != blockdev.OpFlush && !c.detached {
 			if !locked {
 				v.set.Lock()
+				v.set.NoteRequestsLocked()
 				locked = true
 			}
 			why = q.bypassLocked(r, c)
