@@ -20,7 +20,7 @@ const (
 	besideFor    = 20 * time.Millisecond // how long they count after they came
 	sliceMost    = 128                   // I/Os that a batch sends together
 	flights      = 4                     // batches under way: some are read or written while others are flushed
-	flightLeast  = 32                    // extents of a batch at first, and where the backing device is slow
+	flightLeast  = 16                    // extents of a batch at first, and where the backing device is slow
 	flightMost   = 1024                  // extents of a batch
 	flightMax    = 16384                 // sectors of a batch
 	runMax       = 2048                  // sectors of a write of the backing device
