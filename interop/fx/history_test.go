@@ -58,6 +58,12 @@ func TestWhatMustBeThere(t *testing.T) {
 		{"the write before them", forced, 2, true, ""},
 		{"none of them", forced, -1, true, ""}, // zeroes in flight look the same
 		{"none of what was flushed", phase{Spec: overwrites, Acked: 2, Lost: []int64{2}}, -1, false, "durable"},
+		{"a cut loses what was not flushed, for ever", phase{Spec: overwrites, Acked: 2, Lost: []int64{5}, Fate: "cut"}, 2, true, ""},
+		{"but nothing flushed", phase{Spec: overwrites, Acked: 2, Lost: []int64{5}, Fate: "cut"}, 0, true, "stale"},
+		{"and so does a death without a memory", phase{Spec: overwrites, Acked: 2, Lost: []int64{5}, Fate: "forget"}, 2, true, ""},
+		{"a kill loses nothing", phase{Spec: overwrites, Acked: 2, Lost: []int64{5}, Fate: "kill"}, 2, false, "stale"},
+		{"nor does a stop", phase{Spec: overwrites, Acked: 2, Lost: []int64{5}, Fate: "stop"}, 2, false, "stale"},
+		{"after a stop, the acknowledged one", phase{Spec: overwrites, Acked: 2, Lost: []int64{5}, Fate: "stop"}, 4, false, ""},
 		{"acknowledged zeroes are lost", phase{Spec: overwrites, Lost: []int64{4}}, 2, true, "stale"},
 	} {
 		s := parse(c.h.Spec)
@@ -89,6 +95,42 @@ func TestForeignContent(t *testing.T) {
 		change(v)
 		if w := v.judge(h, false); len(w) == 0 {
 			t.Errorf("%s: not seen", name)
+		}
+	}
+}
+
+// A fate is that of what has none yet, of one volume.
+func TestHistoryOfALongLife(t *testing.T) {
+	begin := "fx begin a " + overwrites + "\n"
+	h := history(strings.NewReader(begin + "fx begin b " + overwrites + "\n" + begin + "fx cut a\n" + begin + "fx kill a\n" + begin))
+	var fates []string
+	for _, p := range h {
+		fates = append(fates, p.Volume+" "+p.Fate)
+	}
+	if got := strings.Join(fates, ", "); got != "a cut, b , a cut, a kill, a " {
+		t.Error(got)
+	}
+}
+
+func TestChangedSinceItWasRead(t *testing.T) {
+	s := parse(overwrites)
+	content := func(op int64) []byte { return make(volume, sector).apply(&s, op) }
+	for _, c := range []struct {
+		fate        string
+		before, now int64
+		wrong       bool
+	}{
+		{fateCut, 4, 4, false},
+		{fateCut, 2, 4, false}, // 4 had not been flushed
+		{fateCut, 4, 2, false},
+		{fateCut, 0, 1, true},
+		{fateForget, 2, 4, true},
+		{fateKill, 2, 4, true},
+		{fateStop, 4, 2, true},
+	} {
+		d := newDemands([]phase{{Spec: overwrites, Acked: 3, Fate: c.fate}}, 1, true)
+		if wrong := d.changed(content(c.before), content(c.now)); (wrong != "") != c.wrong {
+			t.Errorf("%s: from %d to %d: %q", c.fate, c.before, c.now, wrong)
 		}
 	}
 }
