@@ -34,21 +34,12 @@ type victim struct {
 // last, and copies of the images as some kills left them, without what the server keeps in its runtime directory: what
 // was flushed must be there for a kernel.
 func killed(t *testing.T, p *place) (exhibits []*exhibit) {
-	seed := uint64(time.Now().UnixNano())
-	if s := os.Getenv("UBCACHE_SEED"); s != "" {
-		n, err := strconv.ParseUint(s, 10, 64)
-		if err != nil {
-			t.Fatalf("UBCACHE_SEED: %v", err)
-		}
-		seed = n
-	}
-	n := rounds(t)
+	seed, n := moments(t), rounds(t)
 	t.Run("killed", func(t *testing.T) {
 		var mu sync.Mutex
 		start := func(name string, i int, make func(p *place) *victim) {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				t.Logf("moments by UBCACHE_SEED=%d", seed)
 				p := &place{t: t, kernel: "none", dir: p.dir, share: p.share}
 				processors <- struct{}{}
 				defer func() { <-processors }()
@@ -64,6 +55,20 @@ func killed(t *testing.T, p *place) (exhibits []*exhibit) {
 	})
 	slices.SortFunc(exhibits, func(a, b *exhibit) int { return strings.Compare(a.name, b.name) })
 	return exhibits
+}
+
+// moments returns the seed for what is left to chance: UBCACHE_SEED, else one of its own.
+func moments(t *testing.T) uint64 {
+	seed := uint64(time.Now().UnixNano())
+	if s := os.Getenv("UBCACHE_SEED"); s != "" {
+		n, err := strconv.ParseUint(s, 10, 64)
+		if err != nil {
+			t.Fatalf("UBCACHE_SEED: %v", err)
+		}
+		seed = n
+	}
+	t.Logf("moments by UBCACHE_SEED=%d", seed)
+	return seed
 }
 
 // freshVictim formats a set with a volume in writethrough and one in writearound. The cache is smaller than what is

@@ -36,7 +36,8 @@ func TestServed(t *testing.T) {
 			if len(exhibits) == 0 {
 				t.Fatal("nothing to hand to a kernel")
 			}
-			s := &show{place: &place{t: t, kernel: k, dir: p.dir, share: p.share}, exhibits: exhibits, number: i}
+			in := &place{t: t, kernel: k, dir: p.dir, share: p.share}
+			s := &show{errand: in.newErrand("out-" + k), exhibits: exhibits, number: i}
 			s.run()
 			for _, e := range exhibits {
 				t.Run(e.name, func(t *testing.T) {
@@ -53,43 +54,19 @@ func TestServed(t *testing.T) {
 // A show is one boot of a kernel, which attaches each set in turn, copies out what it reads, and writes to those that
 // it may write to.
 type show struct {
-	*place
-	exhibits []*exhibit
-	number   int // of the kernel
-
-	disks         []string
-	table         strings.Builder
-	out, outDev   string // a disk for content
-	end           int64  // of that, in bytes
+	*errand
+	exhibits      []*exhibit
+	number        int // of the kernel
 	first, second map[*exhibit][]copied
 }
-
-// A copied volume is one whose content the guest has put on a disk of its own.
-type copied struct {
-	volume    string
-	off, size int64 // in out
-}
-
-func (s *show) plug(image, options string) string {
-	s.disks = append(s.disks, image+",cache=unsafe"+options)
-	return devName(len(s.disks) - 1)
-}
-
-func (s *show) job(format string, args ...any) { fmt.Fprintf(&s.table, format+"\n", args...) }
 
 func (s *show) run() {
 	s.t.Helper()
 	s.first, s.second = map[*exhibit][]copied{}, map[*exhibit][]copied{}
-	s.out = s.image("out-"+s.kernel, 0)
-	s.outDev = s.plug(s.out, ",keep")
 	for _, e := range s.exhibits {
 		s.add(e)
 	}
-	if err := os.Truncate(s.out, s.end); err != nil {
-		s.t.Fatal(err)
-	}
-	s.put("table", []byte(s.table.String()))
-	s.boot(boot{disks: s.disks, throwOff: true, limit: 10 * time.Minute, script: "jobs"})
+	s.errand.run(boot{throwOff: true, limit: 10 * time.Minute})
 }
 
 // add writes down what there is to do with a set.
@@ -122,10 +99,7 @@ func (s *show) add(e *exhibit) {
 	}
 	copyOut := func(to map[*exhibit][]copied) {
 		for i, v := range e.volumes() {
-			c := copied{v, s.end, e.want[v].Size}
-			s.job("copy %s %s %d", names[i], s.outDev, c.off)
-			to[e] = append(to[e], c)
-			s.end += (c.size + mib - 1) / mib * mib
+			to[e] = append(to[e], s.copyOut(names[i], v, e.want[v].Size))
 		}
 	}
 	copyOut(s.first)
@@ -197,6 +171,14 @@ func number(s string) int {
 	return n
 }
 
+// part copies it to a file of its own.
+func (c copied) part(t *testing.T, out, path string) string {
+	t.Helper()
+	must(t, "dd", "if="+out, "of="+path, "bs=1M", "iflag=skip_bytes,count_bytes", fmt.Sprint("skip=", c.off), fmt.Sprint("count=", c.size),
+		"conv=sparse", "status=none")
+	return path
+}
+
 func (c copied) hash(t *testing.T, out string) content {
 	t.Helper()
 	return parseContent(t, must(t, fx(t), "hash", out, fmt.Sprint(c.off), fmt.Sprint(c.size)))
@@ -214,8 +196,7 @@ func (p *place) sameAs(e *exhibit, c copied, out string) {
 	if e.history[c.volume] == "" {
 		return
 	}
-	part := filepath.Join(p.dir, c.volume+"-"+p.kernel)
-	must(p.t, "dd", "if="+out, "of="+part, "bs=1M", "iflag=skip_bytes,count_bytes", fmt.Sprint("skip=", c.off), fmt.Sprint("count=", c.size), "conv=sparse", "status=none")
+	part := c.part(p.t, out, filepath.Join(p.dir, c.volume+"-"+p.kernel))
 	said, status := run(p.t, fx(p.t), "check", part, e.history[c.volume], c.volume)
 	if status != 0 {
 		p.t.Errorf("%s: what kernel %s reads is not what was flushed:\n%s", c.volume, p.kernel, tail(said, 12))
