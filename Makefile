@@ -12,6 +12,8 @@ BENCHTIME   ?= 1s
 KERNELS     ?= 6.1 6.12
 # how often each power cut is tried there
 ROUNDS      ?= 1
+# how often a set goes from a kernel to us and back there
+TURNS       ?= 2
 # packages whose goroutines meet: these run under the race detector in "make test" too
 RACE        ?= $(wildcard . ./internal/rt ./internal/uring ./internal/blockdev ./internal/cacheset ./internal/volume ./internal/nbd \
                ./internal/offline ./internal/control)
@@ -78,11 +80,11 @@ fuzz: ## each fuzz target for FUZZTIME (5m); keeps what it found in testdata/fuz
 
 interop: build ## with the real kernels KERNELS (6.1 6.12) in virtual machines (as root)
 	@$(stage) "virtual machines" scripts/retry 3 interop/vm/setup $(KERNELS)
-	@UBCACHE_KERNELS="$(KERNELS)" UBCACHE_ROUNDS=$(ROUNDS) $(stage) "real kernels" scripts/with-tools \
+	@UBCACHE_KERNELS="$(KERNELS)" UBCACHE_ROUNDS=$(ROUNDS) UBCACHE_TURNS=$(TURNS) $(stage) "real kernels" scripts/with-tools \
 		$(GO) test -tags interop -count=1 -timeout $(if $(filter 1,$(ROUNDS)),25m,3h) -v ./interop
 
-interop-long: ## interop with 7.2 too, and three rounds of power cuts
-	@$(MAKE) --no-print-directory interop KERNELS="6.1 6.12 7.2" ROUNDS=3
+interop-long: ## interop with 7.2 too, three rounds of power cuts, and ten turns of a set between kernel and us
+	@$(MAKE) --no-print-directory interop KERNELS="6.1 6.12 7.2" ROUNDS=3 TURNS=10
 
 clean: ## remove what was built
 	rm -rf bin build

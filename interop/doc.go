@@ -10,6 +10,6 @@
 //	generate/ makes the images of internal/fixture
 //
 // Each kernel is booted once for what we format (TestFormattedHere), once for each power cut (TestPowerCuts), once for
-// all that our server has left, stopped in order or killed (TestServed), and once with our server in the guest, below
-// its file systems (TestFileSystems).
+// all that our server has left, stopped in order or killed (TestServed), once with our server in the guest, below its file
+// systems (TestFileSystems), and as often as a set in writeback mode goes from the kernel to us and back (TestHandOver).
 package interop

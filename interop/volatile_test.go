@@ -1,0 +1,82 @@
+//go:build interop
+
+package interop
+
+import (
+	"errors"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/ubcache/ubcache/internal/blockdev"
+	"github.com/ubcache/ubcache/internal/nbd"
+)
+
+// A volatileDisk is an image for a guest, behind a cache that loses its content when the power goes: of what was written
+// since the last flush any writes may be gone then, or parts of them. (Of an image that the guest has by itself nothing is
+// lost that was written, for this machine stays up.)
+type volatileDisk struct {
+	image  string
+	memory *blockdev.MemoryDevice
+	disk   *blockdev.Crashable
+	server *nbd.Server
+	uri    string // for vm/run
+}
+
+// openVolatile serves the content of an image; the image does not change until lose.
+func openVolatile(t *testing.T, image string) *volatileDisk {
+	t.Helper()
+	content, err := os.ReadFile(image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &volatileDisk{image: image, server: nbd.NewServer(nbd.Options{})}
+	if d.memory, err = blockdev.Memory(int64(len(content)), blockdev.MemoryOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	o, err := blockdev.NewIO(d.memory, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(o.WriteAt(content, 0, 0), o.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if d.disk, err = blockdev.NewCrashable(d.memory, blockdev.CrashableOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	socket := filepath.Join(filepath.Dir(image), "disk.sock")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.server.AddExport("disk", nbd.DeviceExport(d.disk, "", false)); err != nil {
+		t.Fatal(err)
+	}
+	go d.server.Serve(l)
+	t.Cleanup(func() { d.server.Close() })
+	d.uri = "nbd+unix:///disk?socket=" + socket
+	return d
+}
+
+// lose puts into the image what a power cut leaves, by rnd, and ends the disk. Nobody uses it any more.
+func (d *volatileDisk) lose(t *testing.T, rnd *rand.Rand) {
+	t.Helper()
+	if err := d.server.Close(); err != nil {
+		t.Fatal(err)
+	}
+	unflushed := d.disk.Unflushed()
+	strength := []blockdev.Strength{blockdev.Reordered, blockdev.Torn}[rnd.IntN(2)]
+	left, err := d.disk.Crash(rnd, strength)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(d.image, left.Bytes(), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(left.Close(), d.disk.Close()); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%s: %d writes had not been flushed: %v", filepath.Base(d.image), unflushed, strength)
+}
