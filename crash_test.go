@@ -10,9 +10,11 @@ import (
 	"time"
 
 	"github.com/ubcache/ubcache/internal/blockdev"
+	"github.com/ubcache/ubcache/internal/cacheset"
 	"github.com/ubcache/ubcache/internal/offline"
 	"github.com/ubcache/ubcache/internal/ondisk"
 	"github.com/ubcache/ubcache/internal/sim"
+	"github.com/ubcache/ubcache/internal/volume"
 )
 
 // The geometry of the crash loops: 8 KiB buckets, 513 of them, blocks of 512 bytes, a journal of four buckets, and two
@@ -46,58 +48,76 @@ func flagsOf(fua bool) WriteFlags {
 // crashSet is what a life of the simulation runs: a set with all its volumes.
 type crashSet struct{ set *CacheSet }
 
-func openCrash(ctx context.Context, e *sim.Env, mode string) (*sim.System, error) {
-	set, err := Open(ctx, Options{CacheDevice: e.Devices[0], RuntimeDir: e.Dir, NodeCache: 64 << 10})
+// An opening is how a life opens its set and the volumes.
+type opening struct {
+	mode   string
+	order  string                       // crash_stability; "": the default
+	flash  bool                         // with a flash-only volume, beside the others
+	drain  func(v *volume.Volume) error // sets how dirty data is written back; nil: as usual
+	broken cacheset.Broken
+}
+
+func (o opening) open(ctx context.Context, e *sim.Env) (*sim.System, error) {
+	set, err := Open(ctx, Options{CacheDevice: e.Devices[0], RuntimeDir: e.Dir, NodeCache: 64 << 10, broken: o.broken})
 	if err != nil {
 		return nil, err
 	}
 	s := &sim.System{Own: crashSet{set}}
 	s.Close = func(ctx context.Context) error { return set.Close(ctx) }
-	for i, dev := range e.Devices[1:] {
-		name := "volume" + strconv.Itoa(i)
-		v, err := set.OpenVolume(ctx, VolumeOptions{Name: name, BackingDevice: dev})
-		if err == nil {
-			err = set.SetAttribute(ctx, name, "cache_mode", mode)
-		}
-		if err != nil {
-			_ = set.Close(ctx)
-			return nil, err
-		}
-		s.Targets = append(s.Targets, target{v})
-	}
-	return s, nil
-}
-
-// openFlash opens a set with a flash-only volume beside the others.
-func openFlash(ctx context.Context, e *sim.Env) (*sim.System, error) {
-	s, err := openCrash(ctx, e, "writethrough")
-	if err != nil {
-		return nil, err
-	}
-	set := s.Own.(crashSet).set
-	v, err := set.OpenVolume(ctx, VolumeOptions{Name: "flash", Flash: "flash"})
-	if err != nil {
+	if err := o.volumes(ctx, e, set, s); err != nil {
 		_ = set.Close(ctx)
 		return nil, err
 	}
-	s.Targets = append(s.Targets, target{v})
 	return s, nil
 }
 
-// addFlash makes a flash-only volume "flash".
-func addFlash(set *CacheSet, size int64) error {
-	return set.set.ChangeSlots(func(slots []ondisk.UUIDEntry) error {
-		slots[7] = ondisk.UUIDEntry{
-			UUID: ondisk.UUID{7}, Label: [32]byte{'f', 'l', 'a', 's', 'h'}, Flags: ondisk.UUIDFlashOnly, Sectors: uint64(size) / 512,
+// volumes opens the volumes.
+func (o opening) volumes(ctx context.Context, e *sim.Env, set *CacheSet, s *sim.System) error {
+	for i, dev := range e.Devices[1:] {
+		name := "volume" + strconv.Itoa(i)
+		v, err := set.OpenVolume(ctx, VolumeOptions{Name: name, BackingDevice: dev})
+		if err != nil {
+			return err
 		}
+		if err := set.SetAttribute(ctx, name, "cache_mode", o.mode); err != nil {
+			return err
+		}
+		if o.order != "" {
+			if err := set.SetAttribute(ctx, name, "crash_stability", o.order); err != nil {
+				return err
+			}
+		}
+		if o.drain != nil {
+			if err := o.drain(v.v); err != nil {
+				return err
+			}
+		}
+		s.Targets = append(s.Targets, target{v})
+	}
+	if !o.flash {
 		return nil
-	})
+	}
+	v, err := set.OpenVolume(ctx, VolumeOptions{Name: "flash", Flash: "flash"})
+	if err == nil {
+		s.Targets = append(s.Targets, target{v})
+	}
+	return err
+}
+
+func openCrash(ctx context.Context, e *sim.Env, mode string) (*sim.System, error) {
+	return opening{mode: mode}.open(ctx, e)
 }
 
 // flashLoop is a loop with a flash-only volume, all of whose data is dirty: the cache has the only copy.
 func flashLoop(seed uint64) sim.Loop {
-	const size = 1 << 20
-	l := crashLoop(seed, "writethrough")
+	l := withFlash(crashLoop(seed, "writethrough"), 1<<20)
+	l.Build = opening{mode: "writethrough", flash: true}.open
+	l.Reopen = l.Build
+	return l
+}
+
+// withFlash adds a flash-only volume to a loop, which has to open it.
+func withFlash(l sim.Loop, size int64) sim.Loop {
 	l.Volumes = append(l.Volumes, sim.Volume{Size: size, Block: 512, Zero: true})
 	prepare := l.Prepare
 	l.Prepare = func(ctx context.Context, e *sim.Env) error {
@@ -108,13 +128,12 @@ func flashLoop(seed uint64) sim.Loop {
 		if err != nil {
 			return err
 		}
-		err = addFlash(set, size)
+		_, err = set.CreateFlash(ctx, "flash", size)
 		if cerr := set.Close(ctx); err == nil {
 			err = cerr
 		}
 		return err
 	}
-	l.Build, l.Reopen = openFlash, openFlash
 	return l
 }
 
@@ -131,7 +150,10 @@ func TestFlashOnlyPowerCuts(t *testing.T) {
 
 // crashLoop returns a loop over two volumes in one mode. Where the mode is "changing", each volume changes it now and
 // then.
-func crashLoop(seed uint64, mode string) sim.Loop {
+func crashLoop(seed uint64, mode string) sim.Loop { return loopOver(seed, mode, crashSizes...) }
+
+// loopOver returns a loop over volumes of these sizes in one mode.
+func loopOver(seed uint64, mode string, sizes ...int64) sim.Loop {
 	first := mode
 	if mode == "changing" {
 		first = "writethrough"
@@ -145,15 +167,15 @@ func crashLoop(seed uint64, mode string) sim.Loop {
 			if _, err := offline.Format(ctx, o); err != nil {
 				return err
 			}
-			for i, size := range crashSizes {
+			for i, size := range sizes {
 				if err := sim.FillDevice(e.Devices[i+1], crashOffset, i, sim.Volume{Size: size, Block: 512}); err != nil {
 					return err
 				}
 			}
 			return fillCache(ctx, e, first)
 		},
-		Build:  func(ctx context.Context, e *sim.Env) (*sim.System, error) { return openCrash(ctx, e, first) },
-		Reopen: func(ctx context.Context, e *sim.Env) (*sim.System, error) { return openCrash(ctx, e, first) },
+		Build:  opening{mode: first}.open,
+		Reopen: opening{mode: first}.open,
 		Stir: func(ctx context.Context, e *sim.Env, s *sim.System) error {
 			// Twice all over, with fills that evict: the volumes do not fit in.
 			rng := rand.New(rand.NewPCG(e.Seed, 1))
@@ -170,7 +192,7 @@ func crashLoop(seed uint64, mode string) sim.Loop {
 		Check: checkAtRest,
 		Alone: backingAlone,
 	}
-	for _, size := range crashSizes {
+	for _, size := range sizes {
 		l.Disks = append(l.Disks, sim.Disk{Size: size + crashOffset})
 		l.Volumes = append(l.Volumes, sim.Volume{Size: size, Block: 512})
 	}
@@ -180,7 +202,7 @@ func crashLoop(seed uint64, mode string) sim.Loop {
 			if n%20 != 10 {
 				return nil
 			}
-			return s.Own.(crashSet).set.SetAttribute(ctx, "volume"+strconv.Itoa(n/20%2), "cache_mode", modes[n/40%3])
+			return s.Own.(crashSet).set.SetAttribute(ctx, "volume"+strconv.Itoa(n/20%len(sizes)), "cache_mode", modes[n/40%3])
 		}
 	}
 	return l

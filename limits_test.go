@@ -125,7 +125,7 @@ func simulateFlash(t *testing.T, buckets, bucket, size int64, fn func(b *bench) 
 		cacheLatency: blockdev.Latency{Read: 80 * time.Microsecond, Write: 200 * time.Microsecond, Flush: 1500 * time.Microsecond, Parallel: 32},
 	}
 	simulate(t, 1, time.Hour, o, func(b *bench) error {
-		if err := addFlash(b.set, size); err != nil {
+		if _, err := b.set.CreateFlash(context.Background(), "flash", size); err != nil {
 			return err
 		}
 		v, err := b.set.OpenVolume(context.Background(), VolumeOptions{Name: "flash", Flash: "flash"})

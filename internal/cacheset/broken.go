@@ -23,7 +23,8 @@ const (
 	SkipF1
 	// SkipV1: a bucket whose last key was overwritten is ready while the entry of the overwriting key is not durable.
 	SkipV1
-	// SkipV3: keys that became clean are not journalled, and the state does not wait for them.
+	// SkipV3: keys that became clean are not journalled, and the state does not wait for them. No data is lost by that
+	// alone, for the backing device has it: but the state says CLEAN of a volume that a crash gives dirty keys.
 	SkipV3
 	// SkipV4: an evicted bucket is ready while its new generation is not durable.
 	SkipV4
@@ -32,8 +33,7 @@ const (
 	SkipV5
 	// SkipDirtyState: a dirty key is journalled before the backing superblock says DIRTY.
 	SkipDirtyState
-	// EarlyClean: the backing superblock says CLEAN before the backing device is flushed, and before the keys that
-	// became clean are durable.
+	// EarlyClean: the backing superblock says CLEAN before the keys that became clean are durable.
 	EarlyClean
 )
 
