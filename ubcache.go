@@ -38,7 +38,8 @@ type Options struct {
 	Engine    string       // "uring" or "pread"; default: uring where the system has it
 	Logger    *slog.Logger // default: none
 
-	broken cacheset.Broken // rules not to keep: for tests
+	broken   cacheset.Broken // rules not to keep: for tests
+	restless bool            // work in the background never rests: for tests
 }
 
 // A CacheSet is a running cache set.
@@ -78,7 +79,7 @@ func Open(ctx context.Context, o Options) (_ *CacheSet, err error) {
 	if err := judge(s.cache, o.Volumes); err != nil {
 		return nil, err
 	}
-	opt := cacheset.Options{NodeCache: o.NodeCache, Logger: o.Logger, Broken: o.broken}
+	opt := cacheset.Options{NodeCache: o.NodeCache, Logger: o.Logger, Broken: o.broken, Restless: o.restless}
 	if o.RuntimeDir != "" {
 		if s.shared, err = openShared(s.cache, o.RuntimeDir); err != nil {
 			return nil, err

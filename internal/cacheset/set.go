@@ -28,6 +28,10 @@ type Options struct {
 	JournalDelay time.Duration // how long keys wait for company; default 100 ms
 	Buckets      bucket.Options
 
+	// Restless has work in the background begin again as soon as it is through, without a pause, whether there is need
+	// for it or not: for tests and measurements.
+	Restless bool
+
 	Broken Broken // rules not to keep: for tests
 
 	Logger *slog.Logger // default: none

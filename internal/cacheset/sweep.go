@@ -18,9 +18,9 @@ const (
 // generation is so far ahead of them that it must rest. It reads each node once, about once for each time that the
 // whole cache is evicted, and holds nobody up. Source: B 9.5.
 func (s *Set) sweepLoop() {
-	for s.rt.SleepContext(s.stop, tickEvery) == nil && s.Err() == nil {
+	for s.rest(tickEvery) == nil && s.Err() == nil {
 		s.mu.Lock()
-		due := s.table.SweepDue()
+		due := s.table.SweepDue() || s.opt.Restless
 		s.mu.Unlock()
 		if !due {
 			continue
@@ -98,7 +98,7 @@ func (s *Set) sweepNodes() error {
 			s.mu.Unlock()
 			err := s.ReadNode(miss)
 			if err == nil && !hurry {
-				s.rt.Sleep(sweepPause)
+				err = s.rest(sweepPause)
 			}
 			s.mu.Lock()
 			if err != nil {

@@ -1,5 +1,18 @@
 package cacheset
 
+import "time"
+
+// restless is how long work in the background rests with Options.Restless: so long that a simulation comes to an end.
+const restless = 100 * time.Microsecond
+
+// rest is a pause of work in the background. The error says that the set is being closed.
+func (s *Set) rest(d time.Duration) error {
+	if s.opt.Restless {
+		d = min(d, restless)
+	}
+	return s.rt.SleepContext(s.stop, d)
+}
+
 // tickLoop is the goroutine that does what only time brings about.
 func (s *Set) tickLoop() {
 	for s.rt.SleepContext(s.stop, tickEvery) == nil {
