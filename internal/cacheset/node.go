@@ -139,9 +139,7 @@ func (s *Set) write() {
 		n.Mark &^= markQueued | markRewrite
 		s.busy++
 		s.mu.Unlock()
-		if err := s.settle(n, rewrite); err != nil && s.stop.Err() == nil {
-			s.fail(err)
-		}
+		_ = s.settle(n, rewrite) // it stops the set
 		s.mu.Lock()
 		s.busy--
 		if !n.Gone() && n.Dirty() {
@@ -151,15 +149,19 @@ func (s *Set) write() {
 	}
 }
 
-// settle brings a node to the disk.
+// settle brings a node to the disk. The set stops if that cannot be done: others may wait for it.
 func (s *Set) settle(n *btree.Node, rewrite bool) error {
+	o, err := btree.NeedsRewrite, error(nil)
 	if !rewrite {
-		o, err := s.appendTo(n)
-		if err != nil || o != btree.NeedsRewrite {
-			return err
-		}
+		o, err = s.appendTo(n)
 	}
-	return s.rewrite(n)
+	if err == nil && o == btree.NeedsRewrite {
+		err = s.rewrite(n)
+	}
+	if err != nil && s.stop.Err() == nil {
+		s.fail(err)
+	}
+	return err
 }
 
 // appendTo writes what a node has got since it was written last. It waits while a write of the node is under way.

@@ -19,6 +19,8 @@ func (s *Set) tickLoop() {
 		s.mu.Lock()
 		if s.Err() == nil {
 			s.tickLocked()
+		} else {
+			s.wakeAllLocked() // the journal has failed: it does not know who waits
 		}
 		s.mu.Unlock()
 		s.pool.TrimIdle()
