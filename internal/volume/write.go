@@ -342,7 +342,8 @@ func (o *op) toBacking(w span) error {
 // aroundDirty writes to the backing device over dirty data. A key that became durable while the write is not would
 // lose both at a power cut: the flushed old data and the new.
 //
-// Order: clean parts are invalidated; the backing device is written, then flushed; then the dirty parts go.
+// Order: clean parts are invalidated; the dirty keys are durable, or a power cut would bring back what they cover, clean
+// perhaps, over what is on the backing device then; the backing device is written, then flushed; then the dirty parts go.
 func (o *op) aroundDirty(w span) error {
 	var dirty []span
 	for _, d := range o.dirty {
@@ -358,6 +359,12 @@ func (o *op) aroundDirty(w span) error {
 			}
 		}
 		at = d.end
+	}
+	o.v.set.Lock()
+	seq := o.v.set.DirtyEntryLocked(o.v.inode)
+	o.v.set.Unlock()
+	if err := o.v.set.WaitDurable(seq); err != nil {
+		return err
 	}
 	before := o.v.flushErrors()
 	if err := o.toBacking(w); err != nil {
