@@ -7,7 +7,8 @@
 #      that is there already
 #   3. a drain, as fast as it goes, against fio writing the same blocks to the same backing device in order, 32 at a time:
 #      once block by block, and once with neighbours together. Blocks of 4 KiB here and there, and of 256 KiB. fio
-#      reads nothing, a drain reads the cache.
+#      reads nothing, a drain reads the cache: so a third time fio reads as much from the cache device beside it, which
+#      is what the disk below both files can do.
 #   4. what random reads that hit and writes of 4 KiB take while a drain is under way, against without one: a drain
 #      by the default settings with more dirty data than they want, and one as fast as it goes
 #
@@ -91,17 +92,26 @@ cost() {
 		$2 != "kIOPS" { print "| " $1 " | " $2 " | " $3 " |" }' | show
 }
 
-# fio_log NAME LOG: fio's MB/s in writing what a log has.
-fio_log() {
-	fio --name=b --read_iolog="$tmp/$2" --replay_no_stall=1 --ioengine=io_uring --direct=1 --iodepth=32 \
-		--output-format=json --output="$tmp/log.json"
-	python3 -c 'import json, sys
-t = open(sys.argv[1]).read()
-print("%.1f" % (json.loads(t[t.index("{"):])["jobs"][0]["write"]["bw_bytes"] / 1e6))' "$tmp/log.json" >>"$tmp/$1"
+# files_fio NAME ARGS...: runs fio on files, with its result in NAME.json.
+files_fio() {
+	fio --name=b --ioengine=io_uring --direct=1 --iodepth=32 --output-format=json --output="$tmp/$1.json" "${@:2}"
 }
 
+# least NAME...: the least of their MB/s.
+least() {
+	(cd "$tmp" && python3 -c 'import json, sys
+def speed(name):
+    text = open(name + ".json").read()
+    job = json.loads(text[text.index("{"):])["jobs"][0]
+    return max(job[way]["bw_bytes"] for way in ("read", "write")) / 1e6
+print("%.1f" % min(speed(name) for name in sys.argv[1:]))' "$@")
+}
+
+# replay NAME LOG: writes what a log has.
+replay() { files_fio "$1" --read_iolog="$tmp/$2" --replay_no_stall=1; }
+
 drains() {
-	local round bs kind kinds="drain sorted merged"
+	local round bs kind kinds="drain sorted merged both"
 	newset drains $((8 * size))
 	bin/ubcache format --cache "$file.drains.cache" --backing "$file.drains.backing" >"$tmp/format.log"
 	for round in $(seq "$rounds"); do
@@ -112,7 +122,17 @@ drains() {
 					dirty drains --bs $((bs << 10)) --span $((8 * size)) --bytes $((2 * size)) --drain --iolog "$tmp/$bs" \
 						--iolog-file "$file.drains.backing" | sed -n 's/^drain MB.s //p' >>"$tmp/drain.$bs.drain"
 					;;
-				*) fio_log "drain.$bs.$kind" "$bs.$kind" ;;
+				both)
+					files_fio reads --filename="$file.drains.cache" --size=$((8 * size)) --io_size=$((2 * size)) --rw=randread \
+						--bs=${bs}k &
+					replay writes "$bs.sorted"
+					wait $!
+					least reads writes >>"$tmp/drain.$bs.both"
+					;;
+				*)
+					replay writes "$bs.$kind"
+					least writes >>"$tmp/drain.$bs.$kind"
+					;;
 				esac
 			done
 		done
@@ -125,11 +145,13 @@ def spread(values, digits=0):
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
 
 print("\nDrains, in MB/s, median (least-most); fio writes the same blocks to the same file in order:\n")
-print("| extents | drain | fio | fio, neighbours together | drain / fio | drain / fio, neighbours together |\n|---|---|---|---|---|---|")
+print("| extents | who | MB/s | drain / it |\n|---|---|---|---|")
+names = {"drain": "drain", "sorted": "fio", "merged": "fio, neighbours together", "both": "fio, and one that reads beside"}
 for bs in 4, 256:
-    drain, sort, merged = ([float(x) for x in open(f"{sys.argv[1]}/drain.{bs}.{k}")] for k in ("drain", "sorted", "merged"))
-    ratios = (spread([a / b for a, b in zip(drain, other)], 2) for other in (sort, merged))
-    print(f"| {bs} KiB | {spread(drain)} | {spread(sort)} | {spread(merged)} | {' | '.join(ratios)} |")
+    got = {k: [float(x) for x in open(f"{sys.argv[1]}/drain.{bs}.{k}")] for k in names}
+    for k, name in names.items():
+        ratio = "" if k == "drain" else spread([a / b for a, b in zip(got["drain"], got[k])], 2)
+        print(f"| {bs} KiB | {name} | {spread(got[k])} | {ratio} |")
 PY
 }
 
