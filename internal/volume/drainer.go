@@ -559,10 +559,10 @@ func (w *drainer) drain(ctx context.Context) error {
 	// Of two passes that end, the second has begun after the call.
 	for begin := w.passes; ; {
 		dirty := v.set.DirtyLocked(v.inode) > 0
-		if !dirty && (v.dirty.clean || v.dirty.writes > 0) {
+		detached, detaching := v.Detached() // then the superblock says NONE, also if another change of it has failed
+		if !dirty && (detached || v.dirty.clean || v.dirty.writes > 0) {
 			return nil
 		}
-		_, detaching := v.Detached()
 		err := v.set.Err()
 		switch {
 		case err != nil:
