@@ -64,9 +64,15 @@ func (v *Volume) publish(change func(c *conf) bool) bool {
 	if !change(c) {
 		return false
 	}
+	v.dropReplacedLocked()
 	v.replaced = append(v.replaced, old)
 	v.config.Store(c)
 	return true
+}
+
+// dropReplacedLocked forgets replaced configurations that no request goes by.
+func (v *Volume) dropReplacedLocked() {
+	v.replaced = slices.DeleteFunc(v.replaced, func(c *conf) bool { return c.users.Load() == 0 })
 }
 
 // drain waits for the requests that go by configurations that were replaced. v.changing is not held: a request may be
@@ -75,7 +81,7 @@ func (v *Volume) drain(ctx context.Context) error {
 	v.set.Lock()
 	defer v.set.Unlock()
 	for {
-		v.replaced = slices.DeleteFunc(v.replaced, func(c *conf) bool { return c.users.Load() == 0 })
+		v.dropReplacedLocked()
 		if len(v.replaced) == 0 {
 			return nil
 		}
