@@ -1,6 +1,7 @@
 package ubcache
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,7 +10,10 @@ import (
 	"time"
 
 	"github.com/ubcache/ubcache/internal/blockdev"
+	"github.com/ubcache/ubcache/internal/cacheset"
 	"github.com/ubcache/ubcache/internal/offline"
+	"github.com/ubcache/ubcache/internal/ondisk"
+	"github.com/ubcache/ubcache/internal/rt"
 )
 
 // add4K adds a volume on a device with blocks of 4096 bytes to the set, whose blocks have 512 (case 02 f).
@@ -98,6 +102,97 @@ func roomThatEnds(t *testing.T, m int64) {
 			}
 			if err := v.WriteAt(ctx, make([]byte, large), i*large, 0); err != nil {
 				return fmt.Errorf("write %d of %d: %w", i, m, err)
+			}
+		}
+		return nil
+	})
+}
+
+// addOffset adds a volume with blocks of 4096 bytes whose data begins at sector 17, as make-bcache allows, on a device
+// with blocks of 512, to a set with blocks of 512.
+func (b *bench) addOffset() (*Volume, blockdev.Device, error) {
+	ctx := context.Background()
+	dev, err := blockdev.Memory(8<<20, blockdev.MemoryOptions{Runtime: b.rt})
+	if err != nil {
+		return nil, nil, err
+	}
+	slow := blockdev.NewDelaying(dev, blockdev.Latency{Read: 300 * time.Microsecond, Write: 300 * time.Microsecond, Flush: time.Millisecond})
+	if _, err := offline.Format(ctx, offline.FormatOptions{Backing: []blockdev.Device{dev}, Block: 4096}); err != nil {
+		return nil, nil, err
+	}
+	io, err := blockdev.NewIO(dev, 1)
+	if err != nil {
+		return nil, nil, err
+	}
+	sb, err := cacheset.ReadSuperblock(io)
+	if err != nil {
+		return nil, nil, err
+	}
+	sb.Version, sb.Word184 = ondisk.VersionBackingOff, 17
+	if err := errors.Join(cacheset.WriteSuperblock(io, sb), io.Close()); err != nil {
+		return nil, nil, err
+	}
+	v, err := b.set.OpenVolume(ctx, VolumeOptions{Name: "off", BackingDevice: slow})
+	if err != nil {
+		return nil, nil, err
+	}
+	return v, dev, errors.Join(b.set.SetAttribute(ctx, "off", "sequential_cutoff", "0"), b.set.SetAttribute(ctx, "off", "cache_mode", "writeback"))
+}
+
+// Blocks of a volume whose data offset is no multiple of its block are written back alone: what a neighbour gets
+// meanwhile, by a write that goes round the cache or by another batch, stays.
+func TestWriteBackAtAnOddDataOffset(t *testing.T) {
+	simulate(t, 1, time.Hour, breakable(t), func(b *bench) error {
+		ctx := context.Background()
+		v, _, err := b.addOffset()
+		if err != nil {
+			return err
+		}
+		rng := rand.New(rand.NewPCG(1, 1))
+		for round := range 50 {
+			if err := hold(v, true); err != nil {
+				return err
+			}
+			const blocks = 64
+			for i := int64(0); i < blocks; i += 2 {
+				if err := v.WriteAt(ctx, page('D'), i*4096, 0); err != nil {
+					return err
+				}
+			}
+			if err := errors.Join(v.Flush(ctx), b.set.SetAttribute(ctx, "off", "cache_mode", "writearound")); err != nil {
+				return err
+			}
+			var group rt.WaitGroup
+			group.Init(b.rt)
+			var werr error
+			group.Go("writer", func() {
+				for i := int64(1); i < blocks; i += 2 {
+					werr = errors.Join(werr, v.WriteAt(ctx, page(byte('a'+round%20)), i*4096, FUA))
+					b.rt.Sleep(time.Duration(rng.IntN(300)) * time.Microsecond)
+				}
+			})
+			if err := v.WriteBack(ctx); err != nil {
+				return err
+			}
+			group.Wait()
+			if werr != nil {
+				return werr
+			}
+			p := make([]byte, 4096)
+			for i := int64(0); i < blocks; i++ {
+				want := byte('D')
+				if i%2 == 1 {
+					want = byte('a' + round%20)
+				}
+				if err := v.ReadAt(ctx, p, i*4096); err != nil {
+					return err
+				}
+				if !bytes.Equal(p, page(want)) {
+					return fmt.Errorf("round %d: block %d reads as %q...%q, was written with FUA as %q", round, i, p[0], p[4095], want)
+				}
+			}
+			if err := b.set.SetAttribute(ctx, "off", "cache_mode", "writeback"); err != nil {
+				return err
 			}
 		}
 		return nil

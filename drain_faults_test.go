@@ -7,7 +7,10 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ubcache/ubcache/internal/blockdev"
+	"github.com/ubcache/ubcache/internal/ondisk"
 	"github.com/ubcache/ubcache/internal/rt"
 )
 
@@ -136,5 +139,24 @@ func TestForeignFlushErrorBesideZeroesOverDirtyData(t *testing.T) {
 			return nil
 		}
 		return errors.Join(errors.New("the write was acknowledged"), b.expect(0, 0))
+	})
+}
+
+// WriteBack of a detached volume returns, although a change of its mode could not be stored.
+func TestWriteBackOfADetachedVolume(t *testing.T) {
+	simulate(t, 1, 10*time.Minute, breakable(t), func(b *bench) error {
+		ctx, v := context.Background(), b.volumes[0]
+		if err := v.Detach(ctx); err != nil {
+			return err
+		}
+		b.faults[1].Add(blockdev.Fault{Ops: []blockdev.Op{blockdev.OpWrite}, Err: unix.EIO})
+		err := v.v.SetMode(ondisk.Writeback)
+		b.faults[1].Clear()
+		if err == nil {
+			return errors.New("the mode was stored")
+		}
+		ctx, cancel := b.rt.WithTimeout(ctx, 5*time.Minute)
+		defer cancel()
+		return v.WriteBack(ctx)
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 
 	"github.com/ubcache/ubcache/internal/blockdev"
 	"github.com/ubcache/ubcache/internal/cacheset"
+	"github.com/ubcache/ubcache/internal/offline"
 	"github.com/ubcache/ubcache/internal/ondisk"
 	"github.com/ubcache/ubcache/internal/rt"
 )
@@ -252,5 +254,135 @@ func TestLookupsBesideLargeRequests(t *testing.T) {
 				return failed
 			})
 		})
+	}
+}
+
+// scarce is a device that gives so many queues, and no more.
+type scarce struct {
+	blockdev.Device
+	left int
+}
+
+func (s *scarce) Runtime() *rt.Runtime { return blockdev.RuntimeOf(s.Device) }
+
+func (s *scarce) NewQueue(depth int, complete func(done []*blockdev.Request)) (blockdev.Queue, error) {
+	if s.left--; s.left < 0 {
+		return nil, errors.New("no more queues")
+	}
+	return s.Device.NewQueue(depth, complete)
+}
+
+// A volume that cannot be opened for want of a queue leaves nothing that runs.
+func TestOpenWithoutQueues(t *testing.T) {
+	for queues := range 8 {
+		simulate(t, 1, 10*time.Minute, breakable(t), func(b *bench) error {
+			ctx := context.Background()
+			if err := b.set.CloseVolume(ctx, "v0"); err != nil {
+				return err
+			}
+			s := &scarce{b.backing[0], queues}
+			_, err := b.set.OpenVolume(ctx, VolumeOptions{Name: "v0", BackingDevice: s})
+			if err == nil {
+				return b.set.CloseVolume(ctx, "v0")
+			}
+			return nil
+		})
+		if t.Failed() {
+			t.Logf("with %d queues", queues)
+			return
+		}
+	}
+}
+
+// A discard of all of a large flash-only volume takes little memory, and no time.
+func TestDiscardOfALargeFlashVolume(t *testing.T) {
+	simulate(t, 1, time.Hour, breakable(t), func(b *bench) error {
+		ctx := context.Background()
+		const size = 1 << 48 // 256 TiB
+		if _, err := b.set.CreateFlash(ctx, "f", size); err != nil {
+			return err
+		}
+		v, err := b.set.OpenVolume(ctx, VolumeOptions{Name: "f", Flash: "f"})
+		if err != nil {
+			return err
+		}
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		begin := time.Now()
+		if err := v.Discard(ctx, 0, 1<<44); err != nil { // 16 TiB of it
+			return err
+		}
+		runtime.ReadMemStats(&after)
+		if n := after.TotalAlloc - before.TotalAlloc; n > 8<<20 {
+			return fmt.Errorf("%d bytes of memory, %v for a discard of 16 TiB of nothing", n, time.Since(begin))
+		}
+		return nil
+	})
+}
+
+// Detach beside Close ends in one of the two.
+func TestDetachBesideClose(t *testing.T) {
+	for seed := range uint64(40) {
+		simulate(t, seed, 10*time.Minute, breakable(t), func(b *bench) error {
+			ctx, v := context.Background(), b.volumes[0]
+			if err := errors.Join(b.attribute("cache_mode", "writeback"), v.WriteAt(ctx, page('A'), 0, 0)); err != nil {
+				return err
+			}
+			var group rt.WaitGroup
+			group.Init(b.rt)
+			var err error
+			group.Go("detach", func() { err = v.Detach(ctx) })
+			b.rt.Sleep(time.Duration(seed) * 100 * time.Microsecond)
+			cerr := b.set.Close(ctx)
+			group.Wait()
+			b.set = nil
+			if cerr != nil {
+				return fmt.Errorf("close: %w (detach: %v)", cerr, err)
+			}
+			return errors.Join(b.open(""), b.expect(0, 'A'))
+		})
+		if t.Failed() {
+			t.Logf("seed %d", seed)
+			return
+		}
+	}
+}
+
+// A flash-only volume may be closed while it grows: with the race detector this says nothing.
+func TestGrowBesideCloseVolume(t *testing.T) {
+	ctx := context.Background()
+	m, err := blockdev.Memory(600*crashBucket, blockdev.MemoryOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := offline.Format(ctx, offline.FormatOptions{Cache: m, Bucket: crashBucket}); err != nil {
+		t.Fatal(err)
+	}
+	set, err := Open(ctx, Options{CacheDevice: m, RuntimeDir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := set.CreateFlash(ctx, "f", 1<<20); err != nil {
+		t.Fatal(err)
+	}
+	size := int64(1 << 20)
+	for i := range 60 {
+		v, err := set.OpenVolume(ctx, VolumeOptions{Name: "f", Flash: "f"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		grown := make(chan error)
+		go func() {
+			size += 4096
+			grown <- set.GrowFlash(ctx, "f", size)
+		}()
+		time.Sleep(time.Duration(i) * 20 * time.Microsecond)
+		if err := errors.Join(v.WriteAt(ctx, make([]byte, 4096), 0, 0), set.CloseVolume(ctx, "f")); err != nil {
+			t.Fatal(err)
+		}
+		t.Log(<-grown)
+	}
+	if err := set.Close(ctx); err != nil {
+		t.Fatal(err)
 	}
 }

@@ -108,6 +108,11 @@ func (s *CacheSet) DeleteFlash(_ context.Context, name string) error {
 
 // grown lets blocking calls reach what the volume has got.
 func (v *Volume) grown() error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.closed {
+		return nil // what opens it next sees its size
+	}
 	v.v.Grown()
 	io, err := blockdev.NewIO(v.v, volumeDepth)
 	if err != nil {
@@ -119,6 +124,9 @@ func (v *Volume) grown() error {
 
 // closeIO ends blocking calls.
 func (v *Volume) closeIO() error {
+	v.mu.Lock()
+	v.closed = true
+	v.mu.Unlock()
 	errs := []error{v.io.Load().Close()}
 	for _, io := range v.old {
 		errs = append(errs, io.Close())

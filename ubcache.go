@@ -300,8 +300,11 @@ type Volume struct {
 	name    string
 	v       *volume.Volume
 	io      atomic.Pointer[blockdev.IO]
-	old     []*blockdev.IO  // of a smaller volume
 	backing blockdev.Device // ours to close
+
+	mu     sync.Mutex
+	old    []*blockdev.IO // of a smaller volume
+	closed bool
 }
 
 func (v *Volume) close() error {

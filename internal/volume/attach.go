@@ -63,6 +63,8 @@ func Accept(sb *ondisk.Superblock, info blockdev.Info, set ondisk.UUID, blockSec
 	case uint32(sb.BlockSize) < blockSectors:
 		err = fmt.Errorf("%w: %d bytes, and the set has %d; format it with --block %[3]d, after its data is safe elsewhere", ErrBlockSize,
 			block, blockSectors*ondisk.SectorSize)
+	case int64(sb.DataOffset())*ondisk.SectorSize%int64(max(info.LogicalBlock, ondisk.SectorSize)) != 0:
+		err = fmt.Errorf("data begins at sector %d, which is no multiple of the device's block of %d bytes", sb.DataOffset(), info.LogicalBlock)
 	case sb.SetUUID != set && (state == ondisk.StateClean || state == ondisk.StateDirty):
 		err = fmt.Errorf("%w, %v; its state is %v", ErrOtherSet, sb.SetUUID, state)
 	case size < block:
@@ -93,6 +95,9 @@ func OpenFlash(set *cacheset.Set, name string) (_ *Volume, err error) {
 	}
 	v.claim = slots[found].UUID
 	v.inode = uint32(found)
+	if again := set.Slots(); again[found].UUID != v.claim || again[found].Retired() {
+		return nil, fmt.Errorf("flash-only volume %q: %w", name, ErrNoVolume) // it was deleted just now
+	}
 	block := set.Geometry().BlockBytes()
 	v.describe(name, int64(slots[found].Sectors)*ondisk.SectorSize/int64(block)*int64(block), block)
 	v.config.Store(&conf{Config: Config{Mode: ondisk.Writeback, Strict: true, SequentialCutoff: DefaultSequentialCutoff}})

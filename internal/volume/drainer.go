@@ -359,10 +359,9 @@ func (w *drainer) takeLocked(f *flight, budget uint64) (over bool) {
 // cut returns where to end the part of a dirty extent that begins at start: about room sectors on, and no more than the
 // backing device takes, but at the end of one of its blocks where the extent has that.
 func (w *drainer) cut(start, end, room uint64) uint64 {
-	unit := w.v.unit()
-	at := (start + min(room, w.most)) / unit * unit
+	at := w.v.down(start + min(room, w.most))
 	if at <= start {
-		at = (start/unit + 1) * unit
+		at = w.v.up(start + 1)
 	}
 	return min(at, end)
 }

@@ -54,7 +54,7 @@ func newFlight(w *drainer) *flight {
 // of one in two buckets comes down together.
 func (f *flight) fullFor(sectors uint64) bool {
 	n := len(f.list)
-	return n > 0 && f.list[n-1].end%f.w.v.unit() == 0 && (f.sectors >= sectors || n >= f.w.batch)
+	return n > 0 && f.w.v.up(f.list[n-1].end) == f.list[n-1].end && (f.sectors >= sectors || n >= f.w.batch)
 }
 
 // fly writes the batch back.
@@ -127,10 +127,9 @@ func (f *flight) split() {
 	v.set.Lock()
 	most := f.w.most
 	v.set.Unlock()
-	unit := f.w.v.unit()
 	for i := range f.list {
 		x := &f.list[i]
-		from, to := x.start/unit*unit, (x.end+unit-1)/unit*unit
+		from, to := v.down(x.start), v.up(x.end)
 		partial := from != x.start || to != x.end
 		if n := len(f.runs); n > 0 {
 			if r := &f.runs[n-1]; from < r.end || from == r.end && to-r.start <= most {
@@ -176,12 +175,12 @@ func (f *flight) read() {
 	if f.carryOut() == nil {
 		return
 	}
-	unit := f.w.v.unit()
+	v := f.w.v
 	for j := range f.list {
 		if err := f.io.parts[j].Err; err != nil {
 			// The rest of the backing device's block, which another extent may have, cannot be written either.
 			x := &f.list[j]
-			f.fail(span{x.start / unit * unit, (x.end + unit - 1) / unit * unit}, err)
+			f.fail(span{v.down(x.start), v.up(x.end)}, err)
 			f.readErrors++
 		}
 	}
@@ -253,9 +252,10 @@ func (f *flight) request(r *run, s span) blockdev.Request {
 // smallest write on the device, so that what is left is no more than what is bad.
 func (f *flight) halve(r *run, s refusal) {
 	grid := max(pieceLeast, f.w.v.unit())
-	mid := (s.start + s.end) / 2 / grid * grid
+	first := f.w.v.first % grid
+	mid := first + ((s.start+s.end)/2-first)/grid*grid
 	if mid <= s.start {
-		mid = (s.start/grid + 1) * grid
+		mid += grid
 	}
 	if mid >= s.end || f.writeErrors >= halveMost || f.w.v.stop.Err() != nil {
 		f.fail(s.span, s.err)

@@ -115,7 +115,7 @@ func (o *op) look() error {
 func (o *op) beginFillLocked(p *piece) {
 	v := o.v
 	n := int64(p.end-p.start) * ondisk.SectorSize
-	if p.start%v.unit() != 0 || p.end%v.unit() != 0 || !v.fillRoom.TryAcquire(n) {
+	if v.down(p.start) != p.start || v.down(p.end) != p.end || !v.fillRoom.TryAcquire(n) {
 		v.stats.FillsSkipped++
 		return
 	}

@@ -124,6 +124,22 @@ func (v *Volume) Info() blockdev.Info { return *v.info.Load() }
 // what a kernel has cached only at the set's blocks.
 func (v *Volume) unit() uint64 { return uint64(v.info.Load().LogicalBlock) / ondisk.SectorSize }
 
+// down and up return where the block of the volume that has a sector begins, and where the one before a sector ends. The
+// first block begins at the data offset, which need be no multiple of it.
+func (v *Volume) down(sector uint64) uint64 {
+	if sector <= v.first {
+		return sector
+	}
+	return sector - (sector-v.first)%v.unit()
+}
+
+func (v *Volume) up(sector uint64) uint64 {
+	if at := v.down(sector); at != sector {
+		return at + v.unit()
+	}
+	return sector
+}
+
 // Runtime returns the runtime of the set.
 func (v *Volume) Runtime() *rt.Runtime { return v.rt }
 
@@ -191,8 +207,10 @@ func (v *Volume) open() error {
 		if err := v.flushBacking(); err != nil {
 			return err
 		}
+		if err := v.startDrainer(); err != nil {
+			return err
+		}
 		v.running.Go("volume flusher", v.flushLoop)
-		return v.startDrainer()
 	}
 	return nil
 }
@@ -221,9 +239,6 @@ func (v *Volume) Close() error {
 }
 
 func (v *Volume) release() {
-	if !v.claim.IsZero() {
-		v.set.Unclaim(v.claim)
-	}
 	if v.drainer != nil {
 		v.drainer.release()
 	}
@@ -237,6 +252,9 @@ func (v *Volume) release() {
 	}
 	if v.pool != nil {
 		v.pool.Trim(0)
+	}
+	if !v.claim.IsZero() {
+		v.set.Unclaim(v.claim) // last: it may be opened again now
 	}
 }
 

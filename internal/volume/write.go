@@ -290,20 +290,64 @@ func appendInvalidations(keys []ondisk.Key, inode uint32, w span) []ondisk.Key {
 // durable if a crash would bring back what was there.
 func (o *op) invalidateFirst(w span) error {
 	v := o.v
-	o.keys = appendInvalidations(o.keys[:0], v.inode, w)
-	in := &o.in
-	in.Keys, in.Unjournalled, in.Pinned = o.keys, false, false
-	if err := o.insert(); err != nil {
+	exposed, err := o.forget(w)
+	if err != nil {
 		return err
 	}
-	o.keys = o.keys[:0]
-	if !o.conf.Strict || !in.Exposed {
-		return v.set.Acknowledge(in.Seq)
+	if !o.conf.Strict || !exposed {
+		return v.set.Acknowledge(o.in.Seq)
 	}
 	v.set.Lock()
 	v.stats.InvalidationWaits++
 	v.set.Unlock()
-	return v.set.WaitDurable(in.Seq)
+	return v.set.WaitDurable(o.in.Seq)
+}
+
+// forget invalidates what the index has of a range, good or not, some of it at a time: the range may be as large as a
+// volume. Nothing is added meanwhile, since the write is registered. exposed says that a crash would bring back something
+// before entry o.in.Seq is durable.
+func (o *op) forget(w span) (exposed bool, err error) {
+	v := o.v
+	in := &o.in
+	in.Unjournalled, in.Pinned, in.Seq = false, false, 0
+	for at := w.start; at < w.end; {
+		o.keys = o.keys[:0]
+		var gone span
+		v.set.Lock()
+		for n := 0; at < w.end && n < lookSlice; n++ {
+			p, miss := v.set.LookupLocked(v.inode, at, w.end)
+			if !miss.IsZero() {
+				v.set.Unlock()
+				if err := v.set.ReadNode(miss); err != nil {
+					return exposed, err
+				}
+				v.set.Lock()
+				continue
+			}
+			switch at = p.End; {
+			case !p.Cached:
+			case gone.end == p.Start && gone.end > 0:
+				gone.end = p.End
+			default:
+				o.keys = appendInvalidations(o.keys, v.inode, gone)
+				gone = span{p.Start, p.End}
+			}
+		}
+		v.set.Unlock()
+		if o.keys = appendInvalidations(o.keys, v.inode, gone); len(o.keys) == 0 {
+			v.rt.Yield()
+			continue
+		}
+		seq := in.Seq
+		in.Keys = o.keys
+		if err := o.insert(); err != nil {
+			return exposed, err
+		}
+		in.Seq = max(in.Seq, seq)
+		exposed = exposed || in.Exposed
+	}
+	o.keys = o.keys[:0]
+	return exposed, nil
 }
 
 // around writes to the backing device alone.
@@ -438,9 +482,7 @@ func (o *op) back(w span) error {
 	in := &o.in
 	in.Epoch, in.Unjournalled, in.Pinned = 0, false, true
 	if o.req.Op != blockdev.OpWrite {
-		o.keys = appendInvalidations(o.keys[:0], v.inode, w)
-		in.Keys = o.keys
-		if err := o.insert(); err != nil {
+		if _, err := o.forget(w); err != nil {
 			return err
 		}
 		return o.settle()
