@@ -149,7 +149,9 @@ func (v *Volume) startDrainer() error {
 // release ends what startDrainer made, when nothing runs any more.
 func (w *drainer) release() {
 	w.v.set.Lock()
-	w.v.set.UnbackLocked(w.v.inode)
+	if !w.v.left {
+		w.v.set.UnbackLocked(w.v.inode)
+	}
 	w.v.set.Unlock()
 	for _, to := range []*[2]below{&w.full, &w.beside} {
 		for i := range to {
@@ -197,7 +199,7 @@ func (w *drainer) loop() {
 		switch {
 		case is:
 			w.kick.Wait()
-		case v.set.DirtyLocked(v.inode) == 0:
+		case v.dirtyLocked() == 0:
 			w.restLocked()
 		case !w.activeLocked():
 			w.kick.Wait()
@@ -456,7 +458,7 @@ func (w *drainer) passOverLocked() {
 		w.done.Wait()
 	}
 	v := w.v
-	now, dirty := v.rt.Now(), v.set.DirtyLocked(v.inode)
+	now, dirty := v.rt.Now(), v.dirtyLocked()
 	p := w.pass
 	p.failed = inOrder(p.failed)
 	if w.barren++; len(p.failed) == 0 || p.cleaned+p.skipped > 0 && !again(w.last.failed, p.failed) {
@@ -557,7 +559,7 @@ func (w *drainer) drain(ctx context.Context) error {
 	w.kick.Broadcast()
 	// Of two passes that end, the second has begun after the call.
 	for begin := w.passes; ; {
-		dirty := v.set.DirtyLocked(v.inode) > 0
+		dirty := v.dirtyLocked() > 0
 		detached, detaching := v.Detached() // then the superblock says NONE, also if another change of it has failed
 		if !dirty && (detached || v.dirty.clean || v.dirty.writes > 0) {
 			return nil
@@ -589,7 +591,7 @@ var errStuck = errors.New("it cannot be written back")
 
 func (w *drainer) errorLocked(err error) error {
 	v := w.v
-	e := &WriteBackError{Dirty: v.set.DirtyLocked(v.inode) * ondisk.SectorSize, Err: err}
+	e := &WriteBackError{Dirty: v.dirtyLocked() * ondisk.SectorSize, Err: err}
 	for _, f := range w.last.failed {
 		e.Ranges = append(e.Ranges, Range{int64(f.start-v.first) * ondisk.SectorSize, int64(f.end-f.start) * ondisk.SectorSize})
 	}
@@ -625,12 +627,12 @@ func (w *drainer) updateLocked() {
 	default:
 		w.control.LeaveMax()
 	}
-	if v.set.DirtyLocked(v.inode) == 0 {
+	if v.dirtyLocked() == 0 {
 		return
 	}
 	g := v.set.Geometry()
 	w.terms = w.control.Update(&w.settings, writeback.Input{
-		CacheSectors: int64(g.NBuckets)*int64(g.BucketSectors) - v.set.FlashDirtyLocked(), Dirty: v.set.DirtyLocked(v.inode),
+		CacheSectors: int64(g.NBuckets)*int64(g.BucketSectors) - v.set.FlashDirtyLocked(), Dirty: v.dirtyLocked(),
 		Backing: uint64(v.back.info.Size) / ondisk.SectorSize, AllBacking: all, InUse: v.set.InUseLocked(),
 		UsedBuckets: int64(v.set.UsedLocked()), BucketSectors: int64(g.BucketSectors), KeptUp: w.callers == 0 && w.limiter.KeptUp(v.rt.Now()),
 	})
@@ -660,7 +662,7 @@ func (v *Volume) ChangeWriteback(change func(s *writeback.Settings) error) error
 		return err
 	}
 	w.settings, w.rest = s, 0
-	if v.set.DirtyLocked(v.inode) > 0 {
+	if v.dirtyLocked() > 0 {
 		w.updateLocked()
 	}
 	w.kick.Broadcast()
@@ -696,7 +698,7 @@ func (v *Volume) WritebackStatus() WritebackStatus {
 		WritebackStats: w.stats, Terms: w.terms, AtMax: w.control.AtMax(), Draining: w.callers > 0, Detaching: becoming, Attached: !is,
 		Running: w.settings.Running, Errors: w.stats.ReadErrors + w.stats.WriteErrors,
 	}
-	s.Terms.Dirty = v.set.DirtyLocked(v.inode)
+	s.Terms.Dirty = v.dirtyLocked()
 	s.Terms.Rate = w.control.Rate()
 	if s.Terms.Rate < writeback.MaxRate {
 		s.NextIO = max(0, w.limiter.Delay(v.rt.Now()))

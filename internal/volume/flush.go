@@ -93,7 +93,9 @@ func (v *Volume) flushBacking() error {
 			s.lastFailed, s.err = n, err
 		} else {
 			v.flushed = max(v.flushed, n)
-			v.set.FlushDoneLocked(v.inode, n)
+			if !v.left {
+				v.set.FlushDoneLocked(v.inode, n)
+			}
 		}
 		s.over.Broadcast()
 	}

@@ -57,7 +57,7 @@ func (v *Volume) makeDirty() error {
 }
 
 // cleanLocked reports whether no data of the volume is dirty, and none is becoming so.
-func (v *Volume) cleanLocked() bool { return v.set.DirtyLocked(v.inode) == 0 && v.dirty.writes == 0 }
+func (v *Volume) cleanLocked() bool { return v.dirtyLocked() == 0 && v.dirty.writes == 0 }
 
 // makeClean makes the state CLEAN if nothing is dirty, and reports whether it is that.
 //
@@ -96,8 +96,8 @@ func (v *Volume) makeClean() (bool, error) {
 // no more. If ctx ends first, or data cannot be written back, all is as before.
 //
 // Order (F 16): nothing is added to the cache, and no data becomes dirty; dirty data is written back; the backing device
-// is flushed, and the clean keys are durable; the superblock says NONE, durable; then requests may go past the index, and
-// the slot is retired.
+// is flushed, and the clean keys are durable; the superblock says NONE, durable; then requests may go past the index; when
+// nobody goes by the index any more, the slot is retired, and becomes another volume's some time (cacheset, dead.go).
 func (v *Volume) Detach(ctx context.Context) error {
 	if v.flash {
 		return ErrNoBacking
@@ -185,17 +185,30 @@ func (v *Volume) leave() error {
 	return nil
 }
 
-// giveUpSlot retires the slot of a volume that does not use it any more.
+// giveUpSlot retires the slot of a volume, when nobody goes by its inode any more: requests that came before the volume was
+// detached are over, with their fills, and so are the batches of writeback. What comes later does not look at the inode.
+//
+// Where that does not come about, since a device hangs or the set is closed, the slot is retired when the backing device
+// is attached again: its superblock says NONE.
 func (v *Volume) giveUpSlot() error {
+	err := v.drain(v.stop)
 	v.set.Lock()
-	v.dirty.durable = false
-	v.set.UnbackLocked(v.inode)
+	for err == nil && len(v.drainer.idle) < flights {
+		err = v.drainer.done.WaitContext(v.stop)
+	}
+	if err == nil {
+		v.dirty.durable = false
+		v.set.UnbackLocked(v.inode)
+		v.left = true
+	}
 	v.set.Unlock()
-	now := uint32(v.rt.WallTime().Unix())
-	err := v.set.ChangeSlots(func(slots []ondisk.UUIDEntry) error {
-		retire(&slots[v.inode], now)
-		return nil
-	})
+	if err == nil {
+		now := uint32(v.rt.WallTime().Unix())
+		err = v.set.ChangeSlots(func(slots []ondisk.UUIDEntry) error {
+			retire(&slots[v.inode], now)
+			return nil
+		})
+	}
 	if err != nil {
 		return fmt.Errorf("the volume is detached, but its slot in the set could not be given up: %w", err)
 	}

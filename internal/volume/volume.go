@@ -93,6 +93,7 @@ type Volume struct {
 	point      uint32 // the next queue's number
 	newest     uint64 // journal entry of the last change of the volume's part of the index
 	dirty      dirtyState
+	left       bool // the volume has given its inode up, for good: it may be another's
 
 	replaced []*conf // configurations that requests may still go by
 	failed   error   // of a flush that nobody was told of yet
@@ -160,6 +161,14 @@ func (v *Volume) Stats() Stats {
 func (v *Volume) DirtySectors() int64 {
 	v.set.Lock()
 	defer v.set.Unlock()
+	return v.dirtyLocked()
+}
+
+// dirtyLocked returns the dirty sectors of the volume.
+func (v *Volume) dirtyLocked() int64 {
+	if v.left {
+		return 0
+	}
 	return v.set.DirtyLocked(v.inode)
 }
 
@@ -263,7 +272,7 @@ func (v *Volume) flushLoop() {
 	for v.rt.SleepContext(v.stop, flushEvery) == nil {
 		v.pool.TrimIdle()
 		v.set.Lock()
-		due := v.set.HoldingLocked(v.inode)
+		due := !v.left && v.set.HoldingLocked(v.inode)
 		v.set.Unlock()
 		if !due {
 			continue
