@@ -34,6 +34,7 @@ var brokenRules = []brokenRule{
 	{"V5", cacheset.SkipV5, rewriteLoop},
 	{"DIRTY first", cacheset.SkipDirtyState, drained},
 	{"CLEAN last", cacheset.EarlyClean, drained},
+	{"slots last", cacheset.EarlySlot, reused},
 }
 
 // TestBrokenRules leaves one rule after another out, and sees that a crash loop finds it. The same cuts of the same loop
@@ -183,6 +184,13 @@ func evictLoop(broken cacheset.Broken) sim.Loop {
 	}
 	l.Workload = sim.Workload{Requests: 300, Weights: sim.Weights{Write: 10, FUA: 10, Flush: 1}}
 	l.Start, l.Step, l.Most = 700, 50, 20
+	return l
+}
+
+// reused is a loop in which slots go from one volume to another.
+func reused(broken cacheset.Broken) sim.Loop {
+	l := reuseLoop(0, broken)
+	l.Start, l.Step, l.Most = 200, 40, 40
 	return l
 }
 

@@ -55,10 +55,12 @@ type opening struct {
 	flash  bool                         // with a flash-only volume, beside the others
 	drain  func(v *volume.Volume) error // sets how dirty data is written back; nil: as usual
 	broken cacheset.Broken
+
+	restless bool // work in the background never rests
 }
 
 func (o opening) open(ctx context.Context, e *sim.Env) (*sim.System, error) {
-	set, err := Open(ctx, Options{CacheDevice: e.Devices[0], RuntimeDir: e.Dir, NodeCache: 64 << 10, broken: o.broken})
+	set, err := Open(ctx, Options{CacheDevice: e.Devices[0], RuntimeDir: e.Dir, NodeCache: 64 << 10, broken: o.broken, restless: o.restless})
 	if err != nil {
 		return nil, err
 	}

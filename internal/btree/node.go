@@ -98,6 +98,17 @@ func (n *Node) Busy() bool { return n.writing || n.rewrite != nil }
 // Dirty reports whether the node has anything that is not on the disk yet, or in flight to it.
 func (n *Node) Dirty() bool { return n.body.open > 0 || n.body.held > 0 || len(n.pend) > 0 }
 
+// Linked reports whether the key that refers to the node, and all that leads to it, is durable: nothing that it replaced
+// can be reached any more.
+func (n *Node) Linked() bool { return n.linked }
+
+// Has reports whether the leaf may have keys of an inode on the disk, in any of its sets, or has them in memory. Both are
+// one: a key covers only those of its inode, and is in memory until a rewrite, also where it has no pointer.
+func (n *Node) Has(inode uint32) bool {
+	k := n.body.seek(inode, 0)
+	return k.c < len(n.body.chunks) && n.body.chunks[k.c].inode == inode
+}
+
 // OpenBytes returns how long the set would be that an append writes, at most. The kernel appends from page-48
 // bytes on.
 func (n *Node) OpenBytes() int {

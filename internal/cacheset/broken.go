@@ -35,6 +35,8 @@ const (
 	SkipDirtyState
 	// EarlyClean: the backing superblock says CLEAN before the keys that became clean are durable.
 	EarlyClean
+	// EarlySlot: a retired slot is zeroed when its keys are gone from memory, not from the disk.
+	EarlySlot
 )
 
 // Broken returns the rules that the set does not keep: none, but in tests.

@@ -1,8 +1,6 @@
 package cacheset
 
 import (
-	"context"
-
 	"github.com/ubcache/ubcache/internal/btree"
 	"github.com/ubcache/ubcache/internal/ondisk"
 )
@@ -131,68 +129,3 @@ func (s *Set) ScanDirtyLocked(inode uint32, from, to uint64, fn func(start, end 
 
 // dirtyScan is how many extents a scan looks at in one hold of the lock; a region counts for a sixteenth of them.
 const dirtyScan = 512
-
-// dropDead is the goroutine that takes the dirty keys of retired slots from the index: nobody will write that data back
-// or read it, and its buckets could not be used again. Source: B 9.4.
-func (s *Set) dropDead() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for s.stop.Err() == nil && s.Err() == nil {
-		inode, found := s.deadLocked()
-		if !found {
-			s.dead.Wait()
-			continue
-		}
-		sectors := s.dirty[inode].total
-		s.mu.Unlock()
-		err := s.dropKeys(s.stop, inode)
-		s.mu.Lock()
-		switch {
-		case err == nil && s.dirty[inode].total > 0:
-			s.dead.Wait() // the counts are in doubt
-		case err == nil:
-			s.log.Info("dirty data of a volume that is no more was dropped", "set", s.UUID().String(), "slot", inode, "bytes", sectors*ondisk.SectorSize)
-		case s.stop.Err() == nil && s.Err() == nil:
-			s.log.Warn("dirty data of a volume that is no more could not be dropped; its space is taken until the next start",
-				"set", s.UUID().String(), "slot", inode, "err", err)
-			s.dead.Wait()
-		}
-	}
-}
-
-// deadLocked returns a retired slot that has dirty data.
-func (s *Set) deadLocked() (inode uint32, ok bool) {
-	for i := range s.slots {
-		if s.slots[i].Retired() && s.dirty[i].total > 0 {
-			return uint32(i), true
-		}
-	}
-	return 0, false
-}
-
-// dropKeys invalidates what is dirty of an inode that nobody uses.
-func (s *Set) dropKeys(ctx context.Context, inode uint32) error {
-	in := &Insertion{}
-	for from := uint64(0); from < ondisk.MaxOffset; {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		in.Keys = in.Keys[:0]
-		s.mu.Lock()
-		next, miss := s.ScanDirtyLocked(inode, from, ondisk.MaxOffset, func(start, end uint64, _ ondisk.Ptr) bool {
-			in.Keys = append(in.Keys, ondisk.NewInvalidation(inode, end, uint32(end-start)))
-			return len(in.Keys) < insertGroup
-		})
-		s.mu.Unlock()
-		if err := s.Insert(in); err != nil {
-			return err
-		}
-		if !miss.IsZero() {
-			if err := s.ReadNode(miss); err != nil {
-				return err
-			}
-		}
-		from = next
-	}
-	return nil
-}

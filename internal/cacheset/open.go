@@ -85,6 +85,7 @@ func newSet(dev blockdev.Device, o Options) *Set {
 	s.refill.Init(&s.mu)
 	s.ready.Init(&s.mu)
 	s.dead.Init(&s.mu)
+	s.slotFreed.Init(&s.mu)
 	s.running.Init(s.rt)
 	s.stop, s.cancel = context.WithCancel(context.Background())
 	return s
@@ -146,7 +147,7 @@ func (s *Set) startWriters() {
 	s.running.Go("bucket refiller", s.refillLoop)
 	s.running.Go("set ticker", s.tickLoop)
 	s.running.Go("generation sweeper", s.sweepLoop)
-	s.running.Go("dead keys", s.dropDead)
+	s.running.Go("dead inodes", s.dropDead)
 }
 
 // recover opens a set that has contents.
@@ -226,6 +227,7 @@ func (s *Set) recover(ctx context.Context) error {
 	}
 	s.mu.Lock()
 	s.journal.StartedLocked()
+	s.startedLocked()
 	s.started = s.journal.NewestLocked()
 	s.repinLocked()
 	s.mu.Unlock()
@@ -485,8 +487,15 @@ func (s *Set) create(ctx context.Context) error {
 	s.startWriters()
 	s.mu.Lock()
 	s.journal.StartedLocked()
+	s.startedLocked()
 	s.mu.Unlock()
 	return nil
+}
+
+// startedLocked lets what runs in the background begin that must not meet the replay.
+func (s *Set) startedLocked() {
+	s.serving = true
+	s.dead.Signal()
 }
 
 // Close stops the set: what is in memory is brought to the disk, so that the next start has nothing to replay. ctx

@@ -130,6 +130,10 @@ type Set struct {
 	needMeta int                 // who waits for a bucket for metadata
 	dead     rt.Cond             // a slot was retired
 
+	serving   bool    // the replay is over
+	slotFreed rt.Cond // retired slots can be used again, or cannot be had
+	stuck     bool    // they cannot
+
 	backed map[uint32]uint64 // sectors of the backing devices of open volumes, by inode
 	idle   int               // see IdleLocked
 
@@ -148,6 +152,7 @@ type Stats struct {
 	NodeReads, NodeAppends, NodeRewrites, NodeSplits uint64
 	ReplayedKeys, MappedEntries                      uint64
 	NoBucket                                         uint64 // data that found no bucket ready
+	SlotsFreed                                       uint64 // of volumes that are no more
 }
 
 // Lock takes the set's lock: for Locked methods. It is held for microseconds.
@@ -197,6 +202,7 @@ func (s *Set) wakeAllLocked() {
 	s.refill.Broadcast()
 	s.ready.Broadcast()
 	s.dead.Broadcast()
+	s.slotFreed.Broadcast()
 }
 
 // errLocked returns why nobody is served any more.

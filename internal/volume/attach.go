@@ -2,6 +2,7 @@ package volume
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 
 	"github.com/ubcache/ubcache/internal/blockdev"
@@ -137,8 +138,10 @@ func (v *Volume) attach() error {
 	// A slot counts only for a device that was attached to this set all the time since.
 	alive := ours && (state == ondisk.StateClean || state == ondisk.StateDirty)
 	now := uint32(v.rt.WallTime().Unix())
-	err := v.set.ChangeSlots(func(slots []ondisk.UUIDEntry) error {
+	again := false
+	change := func(slots []ondisk.UUIDEntry) error {
 		slot, free := -1, -1
+		again = false
 		for i := range slots {
 			switch e := &slots[i]; {
 			case e.Unused():
@@ -150,6 +153,7 @@ func (v *Volume) attach() error {
 					slot = i
 				} else {
 					retire(e, now)
+					again = true
 				}
 			}
 		}
@@ -160,13 +164,20 @@ func (v *Volume) attach() error {
 			return nil
 		case state == ondisk.StateDirty:
 			return ErrUnflushed
+		case free < 0 && again: // the one that it had is retired now; it may be had later
+			return nil
 		case free < 0:
 			return cacheset.ErrNoSlot
 		}
+		again = false
 		slots[free] = ondisk.UUIDEntry{UUID: sb.UUID, Label: labelOf(sb), FirstReg: now, LastReg: now}
 		v.inode = uint32(free)
 		return nil
-	})
+	}
+	err := takeSlot(v.set, change)
+	if err == nil && again {
+		err = takeSlot(v.set, change)
+	}
 	if err != nil {
 		return err
 	}
@@ -193,7 +204,17 @@ func (v *Volume) attach() error {
 	return v.storeSuper(&super)
 }
 
-// retire ends a slot: no device will be taken for it again.
+// takeSlot is ChangeSlots with a change that takes a slot. If there is none, it waits until one that was retired can be had.
+func takeSlot(set *cacheset.Set, fn func(slots []ondisk.UUIDEntry) error) error {
+	for {
+		err := set.ChangeSlots(fn)
+		if !errors.Is(err, cacheset.ErrNoSlot) || !set.WaitSlot() {
+			return err
+		}
+	}
+}
+
+// retire ends a slot: no device is taken for it again, and nobody may use its inode any more.
 func retire(e *ondisk.UUIDEntry, now uint32) {
 	e.UUID = ondisk.RetiredUUID
 	e.Invalidated = now

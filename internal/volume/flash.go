@@ -24,7 +24,7 @@ const maxFlash = 1 << 60
 
 // CreateFlash makes a flash-only volume of so many bytes, whose name is its label. It returns its slot.
 //
-// Its keys are those of the slot's inode: a slot is taken that no volume ever had.
+// Its keys are those of the slot's inode: a slot is taken that no volume has left keys of.
 func CreateFlash(set *cacheset.Set, label string, size int64) (slot int, err error) {
 	if err := checkFlashSize(set, size); err != nil {
 		return 0, err
@@ -46,7 +46,7 @@ func CreateFlash(set *cacheset.Set, label string, size int64) (slot int, err err
 	e.UUID[6], e.UUID[8] = e.UUID[6]&0x0f|0x40, e.UUID[8]&0x3f|0x80
 	e.FirstReg = uint32(set.Runtime().WallTime().Unix())
 	e.LastReg = e.FirstReg
-	err = set.ChangeSlots(func(slots []ondisk.UUIDEntry) error {
+	err = takeSlot(set, func(slots []ondisk.UUIDEntry) error {
 		slot = -1
 		for i := range slots {
 			switch s := &slots[i]; {
@@ -123,7 +123,7 @@ func (v *Volume) Grown() {
 
 // DeleteFlash ends a flash-only volume that is not open: its data is gone, and its space comes back.
 //
-// Order: the slot is retired, durably; then its keys go, now or at the next start (cacheset, dropDead).
+// Order: the slot is retired, durably; then its keys go, now or at the next start (cacheset, dead.go).
 func DeleteFlash(set *cacheset.Set, name string) error {
 	slots := set.Slots()
 	i, err := FindFlash(slots, name)
