@@ -172,7 +172,7 @@ func (w *world) crash(p uint64, newParent func(int) bool) {
 	w.journal = w.journal[:p]
 	w.durable, w.openSeq, w.entry, w.header = p, p+1, wentry{}, v.head
 	w.uuid, w.uuidFor, w.flight, w.open = v.head.uuid, 0, nil, map[string]*wopen{}
-	w.written, w.batchFor, w.encoding = false, 0, 0
+	w.written, w.batchFor, w.encoding, w.trims = false, 0, 0, nil
 	w.prioSeq += 10
 	kept := w.freeing[:0:0]
 	for _, f := range w.freeing {

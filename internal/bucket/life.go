@@ -132,6 +132,7 @@ func (t *Table) Allocate(u Use) (b uint32, gen uint8, ok bool) {
 		}
 	}
 	t.set(b, w, s.withStamp(t.clock.stamp()))
+	t.discard.written(b)
 	return b, w.gen(), true
 }
 
@@ -270,6 +271,7 @@ func (t *Table) TakeUnused() (b uint32, gen uint8, ok bool) {
 			w, s := t.get(b)
 			w, s = t.raise(b, w, s, false)
 			t.set(b, w, s.withState(stateMeta).withStamp(t.clock.stamp()))
+			t.discard.written(b)
 			return b, w.gen(), true
 		}
 	}
@@ -300,6 +302,7 @@ const (
 	BreakV1        Breakage = 1 << iota // V1: empty buckets are ready at once
 	BreakV4                             // V4: evicted ones are ready at once
 	BreakV5                             // freed nodes do not wait for their parent's append, nor do their new generations
+	BreakDiscard                        // empty buckets are discarded that the disk or the journal may need
 	breakSeqGate                        // an old root or uuid array does not wait for the journal
 	breakStoredGen                      // I6: of a gated bucket the new generation is stored
 	breakLag                            // J3: raising a generation always forgets older pointers

@@ -49,7 +49,7 @@ func NewLoader(run *rt.Runtime, g *ondisk.Geometry, o Options) (*Loader, error) 
 	}
 	o = o.withDefaults(g)
 	n := uint32(g.NBuckets)
-	t := &Table{geo: *g, opt: o, run: run, broken: o.Broken, entries: make([]entry, n), window: newWindow()}
+	t := &Table{geo: *g, opt: o, run: run, broken: o.Broken, entries: make([]entry, n), window: newWindow(), discard: newDiscards(n)}
 	for i := emptyFree; i < tiers; i++ {
 		t.index[i] = newBitset(n)
 	}
@@ -174,6 +174,7 @@ func (l *Loader) Finish(durable, lastSeq uint64) (*Table, Report) {
 		t.lags[w.gen()-s.oldest()]++
 		if tr := tierOf(w, s); tr != tierNone {
 			t.index[tr].add(b)
+			t.retier(b, tierNone, tr)
 		}
 	}
 	return t, l.report

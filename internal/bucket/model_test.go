@@ -107,6 +107,12 @@ func (w *world) step(choose chooser, steps []string) string {
 		}
 	case "sweep":
 		w.sweepStep()
+	case "discard":
+		w.discard(1 + choose(3))
+	case "discarded":
+		if n := len(w.trims); n > 0 {
+			w.discarded(choose(n))
+		}
 	case "crash":
 		p := w.durable + uint64(choose(len(w.journal)-int(w.durable)+1))
 		made := choose(1 << nLeaves)
@@ -179,7 +185,7 @@ func (w *world) sweepStep() {
 
 var allSteps = strings.Fields(`write write write stream stream stream stream fill fills fills fills fills burst move move land land land land land land land drop
 	close clean clean cleanLeaf invalidate invalidate touch submit submit submit durable durable durable durable
-	leaf leaf leaf rewrite parent parent uuid batch batch batch batch batch batch batches batches batches sweep sweep sweep sweep crash`)
+	leaf leaf leaf rewrite parent parent uuid batch batch batch batch batch batch batches batches batches sweep sweep sweep sweep discard discard discarded discarded crash`)
 
 // TestModel drives a table through random histories, with power cuts.
 func TestModel(t *testing.T) {
@@ -228,6 +234,7 @@ func TestModelFindsBrokenRules(t *testing.T) {
 		"named prio set overwritten":            breakPrioSet,
 		"head-room given away":                  breakHeadroom,
 		"dirty data evicted":                    breakDirty,
+		"discarded while the journal needs it":  BreakDiscard,
 	} {
 		t.Run(name, func(t *testing.T) {
 			const seeds = 100

@@ -76,8 +76,10 @@ type Table struct {
 	clock   clock      // ageing
 	hand    hand       // of victim selection
 
-	pools [3]ring
-	batch batch
+	pools   [3]ring
+	batch   batch
+	discard discards
+
 	prio  [2][]uint32 // buckets of the two prio sets
 	named int         // which of them the newest durable journal entry names
 	start bool        // since Load nothing has changed: what is unused is unused on disk
@@ -117,12 +119,12 @@ func (t *Table) LiveSectors() uint64 { return t.live }
 func (t *Table) DirtySectors() uint64 { return t.dirty }
 
 // InUse returns which part of the buckets is in use, in percent, exactly and at any time: all but those that
-// are empty, clean, ready or about to be.
+// are empty, clean, ready or about to be; what is being discarded is empty.
 func (t *Table) InUse() int { return t.Used() * 100 / len(t.entries) }
 
 // Used returns how many buckets these are.
 func (t *Table) Used() int {
-	return len(t.entries) - t.counts[Empty] - t.counts[Clean] - t.counts[Ready] - t.counts[Inc]
+	return len(t.entries) - t.counts[Empty] - t.counts[Clean] - t.counts[Ready] - t.counts[Inc] - t.discard.busy
 }
 
 // Bucket returns the bucket that a pointer names, and whether it is one of this device.
@@ -213,6 +215,7 @@ func (t *Table) set(b uint32, w word, s side) {
 		if nt != tierNone {
 			t.index[nt].add(b)
 		}
+		t.retier(b, ot, nt)
 	}
 }
 

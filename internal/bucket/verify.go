@@ -135,6 +135,9 @@ func (t *Table) Check() error {
 				fail("%v: in tier %d: %v, should be in %d", t.Info(b), i, t.index[i].has(b), tr)
 			}
 		}
+		if d := &t.discard; d.index.has(b) != (t.discardable(tr) && !d.isDone(b)) {
+			fail("%v: to be discarded: %v; discarded: %v", t.Info(b), d.index.has(b), d.isDone(b))
+		}
 	}
 	for i := emptyFree; i < tiers; i++ {
 		if tier[i] != t.index[i].count {

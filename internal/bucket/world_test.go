@@ -32,6 +32,8 @@ type world struct {
 	sets     []ondisk.PrioSet
 	prioSeq  uint64
 	sweepAt  int
+	trims    [][2]uint32 // discards under way: first bucket, and how many
+	trimmed  int
 
 	// on disk
 	journal  []wentry // submitted, in order; [0] has seq 1
@@ -374,6 +376,25 @@ func (w *world) batchStep() {
 			}
 		}
 	}
+}
+
+// discard begins a discard; what the buckets held is gone at once.
+func (w *world) discard(most int) {
+	first, n := w.t.DiscardBegin(most)
+	for b := first; b < first+uint32(n); b++ {
+		w.contents[b] = &content{data: map[uint32]int{}}
+	}
+	if n > 0 {
+		w.trims = append(w.trims, [2]uint32{first, uint32(n)})
+		w.trimmed += n
+	}
+}
+
+// discarded ends one.
+func (w *world) discarded(i int) {
+	d := w.trims[i]
+	w.trims = slices.Delete(w.trims, i, i+1)
+	w.t.DiscardEnd(d[0], int(d[1]))
 }
 
 func (w *world) runBatch() {
