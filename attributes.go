@@ -88,6 +88,13 @@ var cacheAttributes = []attr[*CacheSet]{
 		}
 		return s.set.SetPolicy(ondisk.Replacement(i))
 	}},
+	{"discard", func(s *CacheSet) string { return fmt.Sprint(number(s.set.Discard())) }, func(_ context.Context, s *CacheSet, value string) error {
+		n, err := integer("discard", value, 0, 1)
+		if err == nil {
+			err = s.set.SetDiscard(n == 1)
+		}
+		return err
+	}},
 	{"nbuckets", func(s *CacheSet) string { return fmt.Sprint(s.set.Geometry().NBuckets) }, nil},
 }
 
@@ -199,7 +206,7 @@ func noAttribute(object, name string, list []Attribute) error {
 }
 
 // SetAttribute sets one attribute. It returns when the change is in effect for requests that come from now on, and
-// stored where the kernel stores it: cache_mode and cache_replacement_policy in the superblock. Where that takes long,
+// stored where the kernel stores it: cache_mode, cache_replacement_policy and discard in the superblock. Where that takes long,
 // as detach does, the end of ctx gives it up.
 func (s *CacheSet) SetAttribute(ctx context.Context, object, name, value string) error {
 	value = strings.TrimSpace(value)

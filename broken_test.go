@@ -35,6 +35,7 @@ var brokenRules = []brokenRule{
 	{"DIRTY first", cacheset.SkipDirtyState, drained},
 	{"CLEAN last", cacheset.EarlyClean, drained},
 	{"slots last", cacheset.EarlySlot, reused},
+	{"discards", cacheset.EarlyDiscard, discarding},
 }
 
 // TestBrokenRules leaves one rule after another out, and sees that a crash loop finds it. The same cuts of the same loop
@@ -191,6 +192,13 @@ func evictLoop(broken cacheset.Broken) sim.Loop {
 func reused(broken cacheset.Broken) sim.Loop {
 	l := reuseLoop(0, broken)
 	l.Start, l.Step, l.Most = 200, 40, 40
+	return l
+}
+
+// discarding is a loop in which empty buckets are discarded.
+func discarding(broken cacheset.Broken) sim.Loop {
+	l := discardLoop(0, broken)
+	l.Start, l.Step, l.Most = 200, 60, 40
 	return l
 }
 

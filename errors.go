@@ -26,7 +26,7 @@ var (
 	ErrBlockSize = volume.ErrBlockSize // the backing device's blocks are smaller than the set's
 	ErrNoVolume  = volume.ErrNoVolume  // no such flash-only volume
 	ErrNoSpace   = volume.ErrNoSpace   // a flash-only volume found no room in the cache
-	ErrNoSlot    = cacheset.ErrNoSlot  // the set has had as many volumes as it can have
+	ErrNoSlot    = cacheset.ErrNoSlot  // the set has as many volumes as it can have
 )
 
 // What can be wrong with changes of volumes.
@@ -43,6 +43,7 @@ var (
 	ErrNoObject          = fmt.Errorf("no such object")
 	ErrNoAttribute       = fmt.Errorf("no such attribute")
 	ErrReadOnlyAttribute = fmt.Errorf("the attribute cannot be set")
+	ErrNoDiscard         = cacheset.ErrNoDiscard // the cache device does not support discards
 )
 
 // A ValueError says what an attribute takes.

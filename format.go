@@ -24,6 +24,8 @@ type FormatOptions struct {
 	CacheMode   string // of backing devices: writethrough (default), writeback, writearound, none
 	Replacement string // of the cache device: lru (default), fifo, random
 
+	Discard bool // the cache device is told which buckets are empty, if it supports that
+
 	// Force overwrites what is there, file systems and other bcache superblocks. What may hold unflushed data is
 	// refused even so: DiscardUnflushed gives that up.
 	Force, DiscardUnflushed bool
@@ -34,6 +36,7 @@ type FormatOptions struct {
 func Format(ctx context.Context, o FormatOptions) (setUUID string, err error) {
 	f := offline.FormatOptions{
 		Bucket: o.BucketSize, Block: o.BlockSize, DataOffset: o.DataOffset, Label: o.Label, DiscardUnflushed: o.DiscardUnflushed,
+		Discard: o.Discard,
 	}
 	if o.Force {
 		f.Overwrite = offline.OverwriteAnything

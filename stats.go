@@ -29,6 +29,9 @@ type SetStats struct {
 	NodeReads, NodeAppends, NodeRewrites, Splits uint64
 	Batches, Evicted                             uint64 // times that buckets were made ready; clean buckets taken for that
 	NoBucket                                     uint64 // times that data found no bucket ready
+	DiscardedBuckets, DiscardErrors              uint64 // empty buckets that the device was told of; requests for that which failed
+	DiscardedBytes                               int64
+	SlotsFreed                                   uint64 // of volumes that are no more
 	MaxLag                                       int    // generations that a bucket is ahead of its oldest pointer
 	ReplayedKeys                                 uint64 // at the start
 	MappedEntries                                uint64 // of these, from the process that died
@@ -49,6 +52,7 @@ func (s *CacheSet) Stats() SetStats {
 		JournalEntries: i.Journal.Entries, JournalKeys: i.Journal.Keys, JournalBytes: i.Journal.Bytes,
 		NodeReads: i.NodeReads, NodeAppends: i.NodeAppends, NodeRewrites: i.NodeRewrites, Splits: i.NodeSplits,
 		Batches: i.Table.Batches, Evicted: i.Table.Evicted, NoBucket: i.NoBucket, MaxLag: i.MaxLag,
+		DiscardedBuckets: i.DiscardedBuckets, DiscardedBytes: int64(i.DiscardedBytes), DiscardErrors: i.DiscardErrors, SlotsFreed: i.SlotsFreed,
 		ReplayedKeys: i.ReplayedKeys, MappedEntries: i.MappedEntries,
 	}
 	if err := s.Err(); err != nil {

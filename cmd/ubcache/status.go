@@ -155,6 +155,12 @@ func (p printer) set(s *control.Set) {
 	p.bytes("journal: written", s.Journal.Bytes, "")
 	p.line("clean buckets evicted", s.Evicted, "")
 	p.line("no bucket was ready", s.NoBucket, "times")
+	if n, _ := s.Discarded.Value(); n > 0 {
+		p.bytes("empty buckets discarded", s.DiscardedBytes, "")
+	}
+	if n, _ := s.DiscardErrors.Value(); n > 0 {
+		p.line("discards that failed", s.DiscardErrors, "")
+	}
 }
 
 // share writes which part of b a is: "(87.50 %)  ", or nothing where that is not known.

@@ -37,6 +37,8 @@ const (
 	EarlyClean
 	// EarlySlot: a retired slot is zeroed when its keys are gone from memory, not from the disk.
 	EarlySlot
+	// EarlyDiscard: empty buckets are discarded although a needed journal entry, or a leaf on the disk, has pointers to them.
+	EarlyDiscard
 )
 
 // Broken returns the rules that the set does not keep: none, but in tests.
@@ -52,6 +54,9 @@ func (b Broken) buckets() (t bucket.Breakage) {
 	}
 	if b&SkipV5 != 0 {
 		t |= bucket.BreakV5
+	}
+	if b&EarlyDiscard != 0 {
+		t |= bucket.BreakDiscard
 	}
 	return t
 }

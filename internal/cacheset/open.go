@@ -55,6 +55,9 @@ func Open(ctx context.Context, dev blockdev.Device, o Options) (_ *Set, err erro
 	} else {
 		err = s.create(ctx)
 	}
+	if err == nil {
+		err = s.openDiscards()
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -86,6 +89,7 @@ func newSet(dev blockdev.Device, o Options) *Set {
 	s.ready.Init(&s.mu)
 	s.dead.Init(&s.mu)
 	s.slotFreed.Init(&s.mu)
+	s.discards.Init(&s.mu)
 	s.running.Init(s.rt)
 	s.stop, s.cancel = context.WithCancel(context.Background())
 	return s
@@ -109,6 +113,9 @@ func (s *Set) abandon() {
 	}
 	if s.io != nil {
 		_ = s.io.Close()
+	}
+	if s.dio != nil {
+		_ = s.dio.Close()
 	}
 	s.pool.Trim(0)
 }
@@ -496,6 +503,7 @@ func (s *Set) create(ctx context.Context) error {
 func (s *Set) startedLocked() {
 	s.serving = true
 	s.dead.Signal()
+	s.discards.Signal()
 }
 
 // Close stops the set: what is in memory is brought to the disk, so that the next start has nothing to replay. ctx
@@ -544,6 +552,9 @@ func (s *Set) Close(ctx context.Context) error {
 		return fmt.Errorf("%s: %w", s.info.Name, ErrHangs)
 	}
 	jerr = errors.Join(jerr, s.jio.Close(), s.io.Close())
+	if s.dio != nil {
+		jerr = errors.Join(jerr, s.dio.Close())
+	}
 	s.pool.Trim(0)
 	if f := s.failed.Load(); f != nil {
 		return f

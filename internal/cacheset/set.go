@@ -85,6 +85,7 @@ type Set struct {
 	info blockdev.Info
 	io   *blockdev.IO // metadata
 	jio  *blockdev.IO // journal
+	dio  *blockdev.IO // discards; nil: the device cannot do them
 	pool *blockdev.Pool
 	opt  Options
 
@@ -134,6 +135,9 @@ type Set struct {
 	slotFreed rt.Cond // retired slots can be used again, or cannot be had
 	stuck     bool    // they cannot
 
+	discards      rt.Cond // the setting has changed, or the replay is over
+	discardFailed bool    // it was said
+
 	backed map[uint32]uint64 // sectors of the backing devices of open volumes, by inode
 	idle   int               // see IdleLocked
 
@@ -153,6 +157,7 @@ type Stats struct {
 	ReplayedKeys, MappedEntries                      uint64
 	NoBucket                                         uint64 // data that found no bucket ready
 	SlotsFreed                                       uint64 // of volumes that are no more
+	DiscardedBuckets, DiscardedBytes, DiscardErrors  uint64
 }
 
 // Lock takes the set's lock: for Locked methods. It is held for microseconds.
@@ -203,6 +208,7 @@ func (s *Set) wakeAllLocked() {
 	s.ready.Broadcast()
 	s.dead.Broadcast()
 	s.slotFreed.Broadcast()
+	s.discards.Broadcast()
 }
 
 // errLocked returns why nobody is served any more.

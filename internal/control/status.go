@@ -86,6 +86,11 @@ type Set struct {
 	Evicted      Number  `json:"evicted_buckets,omitzero"`    // reused although clean data was in them
 	NoBucket     Number  `json:"no_bucket_ready,omitzero"`    // times that data found none
 	MaxLag       Number  `json:"max_generation_lag,omitzero"` // of a bucket over its oldest pointer
+
+	// Empty buckets that the cache device was told of, if that is set, and requests for it that failed.
+	Discarded      Number `json:"discarded_buckets,omitzero"`
+	DiscardedBytes Number `json:"discarded_bytes,omitzero"`
+	DiscardErrors  Number `json:"discard_errors,omitzero"`
 }
 
 // Buckets says how many buckets of the cache device are in which state; each is in one.

@@ -178,6 +178,7 @@ func setStatus(s ubcache.SetStats) control.Set {
 			Replayed: control.Num(s.ReplayedKeys), Mapped: control.Num(s.MappedEntries),
 		},
 		Batches: control.Num(s.Batches), Evicted: control.Num(s.Evicted), NoBucket: control.Num(s.NoBucket), MaxLag: control.Num(s.MaxLag),
+		Discarded: control.Num(s.DiscardedBuckets), DiscardedBytes: control.Num(s.DiscardedBytes), DiscardErrors: control.Num(s.DiscardErrors),
 	}
 }
 
