@@ -386,3 +386,86 @@ func TestGrowBesideCloseVolume(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// Slots of volumes that are no more can be used again (B 9.4, "dead inodes"), at the latest after a start.
+func TestManyFlashVolumesInTurn(t *testing.T) {
+	simulate(t, 1, time.Hour, breakable(t), func(b *bench) error {
+		ctx := context.Background()
+		for i := range 200 {
+			name := fmt.Sprint("f", i)
+			if _, err := b.set.CreateFlash(ctx, name, 1<<20); err != nil {
+				return fmt.Errorf("volume %d, although there is no other: %w", i, err)
+			}
+			if err := b.set.DeleteFlash(ctx, name); err != nil {
+				return err
+			}
+			if i%20 == 19 {
+				if err := b.reopen(""); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// The data of a deleted flash-only volume goes, although that of another cannot.
+func TestDeleteFlashBesideABadLeaf(t *testing.T) {
+	simulate(t, 1, 30*time.Minute, breakable(t), func(b *bench) error {
+		ctx := context.Background()
+		for i, name := range []string{"f", "g"} {
+			if _, err := b.set.CreateFlash(ctx, name, 8<<20); err != nil {
+				return err
+			}
+			v, err := b.set.OpenVolume(ctx, VolumeOptions{Name: name, Flash: name})
+			if err != nil {
+				return err
+			}
+			n := int64(6000)
+			if i == 1 {
+				n = 100
+			}
+			for i := range n {
+				if err := v.WriteAt(ctx, page('A')[:512], i*1024, 0); err != nil {
+					return err
+				}
+			}
+		}
+		err := b.set.Close(ctx)
+		b.set = nil
+		if err != nil {
+			return err
+		}
+		if b.set, err = Open(ctx, Options{CacheDevice: b.cache, RuntimeDir: b.dir, NodeCache: 64 << 10}); err != nil {
+			return err
+		}
+		list := b.set.FlashVolumes()
+		s := b.set.set
+		s.Lock()
+		at := uint64(3000 * 2)
+		_, miss := s.LookupLocked(uint32(list[0].Slot), at, at+8)
+		for i := uint64(0); miss.IsZero() && i < 2500; i++ {
+			at += 2
+			_, miss = s.LookupLocked(uint32(list[0].Slot), at, at+8)
+		}
+		s.Unlock()
+		if miss.IsZero() || miss.Level > 0 {
+			return fmt.Errorf("no leaf is missing: %v", miss)
+		}
+		b.faults[0].Add(blockdev.Fault{Ops: []blockdev.Op{blockdev.OpRead}, Off: int64(miss.Ptr.Sector()) * 512, Len: int64(miss.Sectors) * 512})
+		if err := b.set.DeleteFlash(ctx, "f"); err != nil {
+			return err
+		}
+		b.rt.Sleep(time.Minute)
+		if err := b.set.DeleteFlash(ctx, "g"); err != nil {
+			return err
+		}
+		b.rt.Sleep(time.Minute)
+		s.Lock()
+		defer s.Unlock()
+		if n := s.DirtyLocked(uint32(list[1].Slot)); n > 0 {
+			return fmt.Errorf("%d sectors of the second volume are still there (%d of the first, whose leaf is bad)", n, s.DirtyLocked(uint32(list[0].Slot)))
+		}
+		return nil
+	})
+}
