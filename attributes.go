@@ -48,6 +48,13 @@ var setAttributes = []attr[*CacheSet]{
 	{"cache_read_races", func(s *CacheSet) string {
 		return sum(s, func(v *Volume) uint64 { return v.v.Stats().ReadRaces })
 	}, nil},
+	{"copy_gc_enabled", func(s *CacheSet) string { return fmt.Sprint(number(s.set.Moving())) }, func(_ context.Context, s *CacheSet, value string) error {
+		n, err := integer("copy_gc_enabled", value, 0, 1)
+		if err == nil {
+			s.set.SetMoving(n == 1)
+		}
+		return err
+	}},
 	{"cutoff_writeback", func(*CacheSet) string { return fmt.Sprint(writeback.CutoffWriteback) }, nil},
 	{"cutoff_writeback_sync", func(*CacheSet) string { return fmt.Sprint(writeback.CutoffWritebackSync) }, nil},
 	{"flash_vol_create", writeOnly[*CacheSet], flashVolCreate},

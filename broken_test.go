@@ -9,9 +9,7 @@ import (
 	"time"
 
 	"github.com/ubcache/ubcache/internal/blockdev"
-	"github.com/ubcache/ubcache/internal/bucket"
 	"github.com/ubcache/ubcache/internal/cacheset"
-	"github.com/ubcache/ubcache/internal/ondisk"
 	"github.com/ubcache/ubcache/internal/sim"
 )
 
@@ -202,85 +200,14 @@ func discarding(broken cacheset.Broken) sim.Loop {
 	return l
 }
 
-// moveLoop moves the data of a flash-only volume about between requests, as a collector would that makes room.
+// moveLoop overwrites a flash-only volume at random, while what is left of its data is moved together all the time.
 func moveLoop(broken cacheset.Broken) sim.Loop {
 	l := crowded(withFlash(loopOver(0, "none"), 1<<20), 13<<20)
-	o := opening{flash: true, broken: broken}
+	o := opening{flash: true, broken: broken, restless: true}
 	l.Build, l.Reopen = o.open, o.open
-	l.Between = func(_ context.Context, e *sim.Env, s *sim.System, n int) error {
-		set := s.Own.(crashSet).set
-		v := set.Volume("flash")
-		from := rand.New(rand.NewPCG(e.Seed, uint64(n))).Int64N(v.Size())
-		return moveDirty(set, v, from, 64<<10, broken&cacheset.SkipJ1 != 0)
-	}
-	l.Workload = sim.Workload{Requests: 300, Blocks: 64}
-	l.Start, l.Step, l.Most = 400, 50, 20
+	l.Workload = sim.Workload{Requests: 600, Blocks: 256, Weights: sim.Weights{Read: 10, Write: 30, FUA: 10, Flush: 2}}
+	l.Start, l.Step, l.Most = 1000, 100, 12
 	return l
-}
-
-// moveDirty moves the dirty data of a flash-only volume from byte off on, most bytes or more, to other buckets.
-//
-// Order: the data is read, its bucket held; it is written elsewhere; the keys take the place of the old ones where the
-// index still says those, in the journal too (J1), but for what unjournalled says.
-func moveDirty(set *CacheSet, v *Volume, off int64, most uint64, unjournalled bool) error {
-	io, err := blockdev.NewIO(set.cache, 1)
-	if err != nil {
-		return err
-	}
-	defer io.Close()
-	s, inode := set.set, v.v.Inode()
-	var old []ondisk.Key
-	s.Lock()
-	sectors := uint64(0)
-	s.ScanDirtyLocked(inode, uint64(off)/512, uint64(v.Size())/512, func(start, end uint64, p ondisk.Ptr) bool {
-		if s.HoldLocked(p) {
-			old = append(old, ondisk.NewExtent(inode, end, uint32(end-start), p, true))
-			sectors += end - start
-		}
-		return sectors < most/512
-	})
-	s.Unlock()
-	in := cacheset.Insertion{Pinned: true, Unjournalled: unjournalled}
-	for _, k := range old {
-		if err = moveOne(io, s, k, &in); err != nil {
-			break
-		}
-	}
-	err = errors.Join(err, s.Insert(&in))
-	s.Lock()
-	for _, k := range old {
-		s.LetGoLocked(k.P[0])
-	}
-	s.Unlock()
-	return err
-}
-
-// moveOne copies what a key points to, and adds the keys of the copy to in. What finds no room stays.
-func moveOne(io *blockdev.IO, s *cacheset.Set, k ondisk.Key, in *cacheset.Insertion) error {
-	data := make([]byte, k.Size()*512)
-	if err := io.ReadAt(data, int64(k.P[0].Sector())*512); err != nil {
-		return err
-	}
-	for at := uint64(0); at < uint64(k.Size()); {
-		start := k.Start() + at
-		s.Lock()
-		p, n := s.SpaceLocked(bucket.ForDirty, k.Inode(), start, k.Size()-uint32(at), 1, 98)
-		s.Unlock()
-		if n == 0 {
-			return nil
-		}
-		if err := io.WriteAt(data[at*512:][:n*512], int64(p.Sector())*512, 0); err != nil {
-			s.Lock()
-			s.LetGoLocked(p)
-			s.Unlock()
-			return err
-		}
-		end := start + uint64(n)
-		in.Keys = append(in.Keys, ondisk.NewExtent(k.Inode(), end, n, p, true))
-		in.Old = append(in.Old, ondisk.NewExtent(k.Inode(), end, n, k.P[0].Advance(at), true))
-		at += uint64(n)
-	}
-	return nil
 }
 
 // drained is a writebackLoop in which the clients write little, have the volumes written back now and then, and read much

@@ -32,6 +32,8 @@ type SetStats struct {
 	DiscardedBuckets, DiscardErrors              uint64 // empty buckets that the device was told of; requests for that which failed
 	DiscardedBytes                               int64
 	SlotsFreed                                   uint64 // of volumes that are no more
+	MovedBytes                                   int64  // dirty data brought together
+	MovedBuckets                                 uint64 // that have none of it any more
 	MaxLag                                       int    // generations that a bucket is ahead of its oldest pointer
 	ReplayedKeys                                 uint64 // at the start
 	MappedEntries                                uint64 // of these, from the process that died
@@ -53,6 +55,7 @@ func (s *CacheSet) Stats() SetStats {
 		NodeReads: i.NodeReads, NodeAppends: i.NodeAppends, NodeRewrites: i.NodeRewrites, Splits: i.NodeSplits,
 		Batches: i.Table.Batches, Evicted: i.Table.Evicted, NoBucket: i.NoBucket, MaxLag: i.MaxLag,
 		DiscardedBuckets: i.DiscardedBuckets, DiscardedBytes: int64(i.DiscardedBytes), DiscardErrors: i.DiscardErrors, SlotsFreed: i.SlotsFreed,
+		MovedBytes: int64(i.MovedSectors) * ondisk.SectorSize, MovedBuckets: i.MovedBuckets,
 		ReplayedKeys: i.ReplayedKeys, MappedEntries: i.MappedEntries,
 	}
 	if err := s.Err(); err != nil {

@@ -83,6 +83,12 @@ var writebackCases = []writebackCase{
 		l.Between = fillsUp(writeBackEach(120))
 		return l
 	}},
+	{"moving", func(seed uint64) sim.Loop {
+		l := writebackLoop(seed, opening{restless: true})
+		l.Workload.Weights = sim.Weights{Read: 20, Write: 40, FUA: 5, Flush: 3, Discard: 3, Zeroes: 3}
+		l.Between = writeBackEach(60)
+		return l
+	}},
 	{"failing", func(seed uint64) sim.Loop {
 		l := writebackLoop(seed, opening{drain: fastDrain})
 		l.Build = failing(l.Build)

@@ -154,6 +154,7 @@ func (p printer) set(s *control.Set) {
 	p.line("journal: entries written", s.Journal.Entries, fmt.Sprintf("with %v keys", s.Journal.Keys))
 	p.bytes("journal: written", s.Journal.Bytes, "")
 	p.line("clean buckets evicted", s.Evicted, "")
+	p.bytes("dirty data moved together", s.MovedBytes, fmt.Sprintf("which emptied %v buckets of it", s.MovedBuckets))
 	p.line("no bucket was ready", s.NoBucket, "times")
 	if n, _ := s.Discarded.Value(); n > 0 {
 		p.bytes("empty buckets discarded", s.DiscardedBytes, "")

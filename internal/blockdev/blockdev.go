@@ -65,13 +65,14 @@ const (
 	ForSuperblock
 	ForWriteback
 	ForScan
+	ForMoving
 	NumPurposes
 )
 
 // String returns the name that traces and metrics use.
 func (p Purpose) String() string {
 	if p < NumPurposes {
-		return [NumPurposes]string{"data", "journal", "btree", "prio", "uuid", "super", "writeback", "scan"}[p]
+		return [NumPurposes]string{"data", "journal", "btree", "prio", "uuid", "super", "writeback", "scan", "moving"}[p]
 	}
 	return "purpose " + strconv.Itoa(int(p))
 }

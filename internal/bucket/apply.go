@@ -129,7 +129,8 @@ func (t *Table) apply(e *delta, open uint64, journalled bool) {
 
 	live, dirty := int64(w.live())+int64(e.live), int64(w.dirty())+int64(e.dirty)
 	if journalled && s.state() == stateData && w.live() != 0 && (w.dirty() != 0) == (dirty != 0) &&
-		0 <= dirty && dirty <= live && 0 < live && live <= int64(t.geo.BucketSectors) && t.broken == 0 {
+		0 <= dirty && dirty <= live && 0 < live && live <= int64(t.geo.BucketSectors) && t.broken == 0 &&
+		(dirty == 0 || w.pins() != 0 || t.eighths(uint32(dirty)) == t.eighths(w.dirty())) {
 		// Nothing but the counts changes, as nearly always.
 		w = w.withCounts(uint32(live), uint32(dirty))
 		x := &t.entries[b]

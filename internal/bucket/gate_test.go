@@ -193,7 +193,7 @@ func TestFullOfDirtyData(t *testing.T) {
 		wrote := fill(t, tab, ForDirty, &seq)
 		c := tab.Counts()
 		left := int(n) - c[Dirty] - c[Meta] - c[Fixed]
-		spare := tab.spare() + int(tab.geo.KernelFreeInc)
+		spare := tab.spare() + int(tab.geo.KernelFreeInc) + tab.opt.MovingReserve
 		if wrote != c[Dirty] || left < spare || left > spare+tab.opt.Batch {
 			t.Errorf("%d buckets: %d dirty, %d left, head-room %d", n, c[Dirty], left, spare)
 		}
@@ -201,9 +201,20 @@ func TestFullOfDirtyData(t *testing.T) {
 		if tab.CanAllocate() < tab.spare() {
 			t.Errorf("%d buckets: metadata can have %d", n, tab.CanAllocate())
 		}
-		if b, _, ok := tab.Allocate(ForMoving); ok {
-			t.Errorf("%d buckets: moving got %d", n, b)
+		if m := tab.Movable(); m < tab.opt.MovingReserve || m > tab.opt.MovingReserve+tab.opt.Batch {
+			t.Errorf("%d buckets: %d for moving, reserve %d", n, m, tab.opt.MovingReserve)
 		}
+		var moved []uint32
+		for m := tab.Movable(); m > 0; m-- {
+			moved = append(moved, mustAllocate(t, tab, ForMoving))
+		}
+		if b, _, ok := tab.Allocate(ForMoving); ok {
+			t.Errorf("%d buckets: moving got %d of the head-room", n, b)
+		}
+		for _, b := range moved {
+			tab.Unpin(b)
+		}
+		oneBatch(t, tab, &seq)
 		b := mustAllocate(t, tab, ForClean)
 		tab.Unpin(b)
 		mustCheck(t, tab)

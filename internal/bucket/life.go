@@ -80,6 +80,10 @@ func (r *ring) pop() (uint32, bool) {
 // The format forbids dirty data to go below the first limit. Here clean data may not either: a cache full of
 // clean data with nothing unused would hang the kernel just the same, before it could evict anything. Metadata
 // may, that is what the reserve is for; data waits, or goes round the cache, until buckets have come back.
+//
+// Dirty data leaves MovingReserve buckets above these limits, which moving may take: a cache full of dirty data that is
+// spread thinly can make whole buckets of it only if there are some to move it to. What is moved frees more buckets than
+// it takes, but not before a journal entry is durable, so the limits hold for moving too.
 func (t *Table) spare() int { return int(t.geo.NPrio + t.geo.KernelReserve) }
 
 func (t *Table) roomFor(u Use) bool {
@@ -92,7 +96,11 @@ func (t *Table) roomFor(u Use) bool {
 	case ForClean:
 		return t.unused() > t.spare()
 	}
-	return t.unused() > t.spare() && t.reusable() > t.spare()+int(t.geo.KernelFreeInc)
+	left := 0
+	if u == ForDirty {
+		left = t.opt.MovingReserve
+	}
+	return t.unused() > t.spare()+left && t.reusable() > t.spare()+int(t.geo.KernelFreeInc)+left
 }
 
 // Allocate hands out a ready bucket, and the generation that pointers into it must have. For data it comes with

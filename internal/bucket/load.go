@@ -53,6 +53,7 @@ func NewLoader(run *rt.Runtime, g *ondisk.Geometry, o Options) (*Loader, error) 
 	for i := emptyFree; i < tiers; i++ {
 		t.index[i] = newBitset(n)
 	}
+	t.sparse, t.fillShift = newBitset(n), fillShift(g.BucketSectors)
 	t.pools[poolCommon] = newRing(t.spare() + int(g.KernelFreeInc) + o.Ready + o.Batch)
 	t.pools[poolMeta] = newRing(o.BtreeReserve)
 	t.pools[poolMoving] = newRing(o.MovingReserve)
@@ -176,6 +177,8 @@ func (l *Loader) Finish(durable, lastSeq uint64) (*Table, Report) {
 			t.index[tr].add(b)
 			t.retier(b, tierNone, tr)
 		}
+		t.filled[0]++
+		t.setFill(b, 0, t.fill(w, s))
 	}
 	return t, l.report
 }

@@ -63,18 +63,22 @@ type Table struct {
 
 	entries []entry
 	index   [tiers]bitset // of what may be picked; tierNone unused
-	counts  [categories]int
-	rooms   [rooms]int // buckets by what a kernel would find
-	lags    [256]int   // buckets per lag
-	live    uint64     // sectors, all buckets
-	dirty   uint64     // sectors, all buckets
-	window  window     // empty_seq
-	gates   seqQueue   // metadata that waits for a journal entry
-	durable uint64     // journal entries up to this one are durable
-	passed  uint64     // entries before this one are not needed
-	sweep   sweepState // of generations
-	clock   clock      // ageing
-	hand    hand       // of victim selection
+	sparse  bitset        // see Table.fill
+	filled  [fills + 1]int
+
+	fillShift uint
+	counts    [categories]int
+	rooms     [rooms]int // buckets by what a kernel would find
+	lags      [256]int   // buckets per lag
+	live      uint64     // sectors, all buckets
+	dirty     uint64     // sectors, all buckets
+	window    window     // empty_seq
+	gates     seqQueue   // metadata that waits for a journal entry
+	durable   uint64     // journal entries up to this one are durable
+	passed    uint64     // entries before this one are not needed
+	sweep     sweepState // of generations
+	clock     clock      // ageing
+	hand      hand       // of victim selection
 
 	pools   [3]ring
 	batch   batch
@@ -208,6 +212,7 @@ func (t *Table) set(b uint32, w word, s side) {
 		t.lags[ol]--
 		t.lags[nl]++
 	}
+	t.setFill(b, t.fill(ow, os), t.fill(w, s))
 	if ot, nt := tierOf(ow, os), tierOf(w, s); ot != nt {
 		if ot != tierNone {
 			t.index[ot].remove(b)

@@ -79,6 +79,8 @@ func (t *Table) Check() error {
 		counts [categories]int
 		lags   [256]int
 		tier   [tiers]int
+		filled [fills + 1]int
+		sparse int
 		live   uint64
 		dirty  uint64
 		room   [rooms]int
@@ -128,6 +130,13 @@ func (t *Table) Check() error {
 		if s.oldest() != w.gen() && s&(residueBit|windowBit) == 0 {
 			fail("%v: lags without a reason", t.Info(b))
 		}
+		f := t.fill(w, s)
+		filled[f]++
+		if is := 0 < f && f < fills; is != t.sparse.has(b) {
+			fail("%v: %d eighths dirty, to be moved: %v", t.Info(b), f, t.sparse.has(b))
+		} else if is {
+			sparse++
+		}
 		tr := tierOf(w, s)
 		tier[tr]++
 		for i := emptyFree; i < tiers; i++ {
@@ -143,6 +152,9 @@ func (t *Table) Check() error {
 		if tier[i] != t.index[i].count {
 			fail("tier %d has %d buckets, counted %d", i, t.index[i].count, tier[i])
 		}
+	}
+	if filled != t.filled || sparse != t.sparse.count {
+		fail("eighths %v, %d to be moved; counted %v, %d", t.filled, t.sparse.count, filled, sparse)
 	}
 	if counts != t.counts || lags != t.lags || live != t.live || dirty != t.dirty || room != t.rooms || window != len(t.window.seq) {
 		fail("counters: categories %v, live %d, dirty %d, rooms %v, window %d; counted %v, %d, %d, %v, %d",

@@ -46,6 +46,7 @@ func Open(ctx context.Context, dev blockdev.Device, o Options) (_ *Set, err erro
 	for i := range s.open {
 		s.open[i].list = make([]openBucket, openBuckets(s.geo.NBuckets))
 	}
+	s.open[bucket.ForMoving].list = s.open[bucket.ForMoving].list[:1]
 	s.dirty = make([]dirtyMap, s.geo.NrUUIDs)
 	if s.opt.Buckets.Policy == 0 {
 		s.opt.Buckets.Policy = sb.Replacement()
@@ -90,6 +91,7 @@ func newSet(dev blockdev.Device, o Options) *Set {
 	s.dead.Init(&s.mu)
 	s.slotFreed.Init(&s.mu)
 	s.discards.Init(&s.mu)
+	s.move.Init(&s.mu)
 	s.running.Init(s.rt)
 	s.stop, s.cancel = context.WithCancel(context.Background())
 	return s
@@ -155,6 +157,7 @@ func (s *Set) startWriters() {
 	s.running.Go("set ticker", s.tickLoop)
 	s.running.Go("generation sweeper", s.sweepLoop)
 	s.running.Go("dead inodes", s.dropDead)
+	s.running.Go("mover", s.moveLoop)
 }
 
 // recover opens a set that has contents.

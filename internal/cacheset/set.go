@@ -137,6 +137,10 @@ type Set struct {
 
 	discards      rt.Cond // the setting has changed, or the replay is over
 	discardFailed bool    // it was said
+	move          rt.Cond // for the mover
+	noMove        bool    // see SetMoving
+	moving        bool    // a pass is under way
+	needSpace     int     // who waits for room for dirty data
 
 	backed map[uint32]uint64 // sectors of the backing devices of open volumes, by inode
 	idle   int               // see IdleLocked
@@ -158,6 +162,12 @@ type Stats struct {
 	NoBucket                                         uint64 // data that found no bucket ready
 	SlotsFreed                                       uint64 // of volumes that are no more
 	DiscardedBuckets, DiscardedBytes, DiscardErrors  uint64
+
+	MovePasses   uint64 // passes that brought dirty data together
+	MovedKeys    uint64 // extents in these
+	MovedSectors uint64
+	MovedBuckets uint64 // that have nothing dirty any more
+	MoveErrors   uint64 // extents that could not be read, writes that failed
 }
 
 // Lock takes the set's lock: for Locked methods. It is held for microseconds.
@@ -209,6 +219,7 @@ func (s *Set) wakeAllLocked() {
 	s.dead.Broadcast()
 	s.slotFreed.Broadcast()
 	s.discards.Broadcast()
+	s.move.Broadcast()
 }
 
 // errLocked returns why nobody is served any more.

@@ -7,8 +7,9 @@ import (
 	"github.com/ubcache/ubcache/internal/ondisk"
 )
 
-// uses is how many kinds of data have buckets of their own: no dirty key may point into a bucket for clean data.
-const uses = 2
+// uses is how many kinds of data have buckets of their own: no dirty key may point into a bucket for clean data, and what
+// is moved together stays together.
+const uses = 3
 
 // An openList has the buckets of one kind that take data.
 type openList struct {
@@ -32,8 +33,8 @@ type openBucket struct {
 func openBuckets(n uint64) int { return int(min(max(n/64, 2), 32)) }
 
 // SpaceLocked gives room for up to want sectors of data of an inode, from sector start on, and says how much that is: a
-// multiple of unit sectors, itself one of the block, if want is one, and 0 if no bucket is ready for that kind of data, which is bucket.ForDirty or
-// ForClean. The room comes with a pin of its bucket, for the key. point tells writers apart, so that what one writes
+// multiple of unit sectors, itself one of the block, if want is one, and 0 if no bucket is ready for that kind of data,
+// which is bucket.ForDirty, ForClean or ForMoving. The room comes with a pin of its bucket, for the key. point tells writers apart, so that what one writes
 // lies together. Source: B 1.7.
 func (s *Set) SpaceLocked(kind bucket.Use, inode uint32, start uint64, want, unit, point uint32) (ondisk.Ptr, uint32) {
 	l := &s.open[kind]
@@ -81,8 +82,12 @@ func (s *Set) WaitSpace() error {
 	ctx, cancel := s.rt.WithTimeout(s.stop, spaceWait)
 	defer cancel()
 	before := s.table.Stats().Batches
+	s.needSpace++
+	defer func() { s.needSpace-- }()
 	for s.table.Stats().Batches == before {
-		if s.table.Pickable() == 0 {
+		if _, due := s.planMoveLocked(); due {
+			s.move.Signal()
+		} else if !s.moving && s.table.Pickable() == 0 && s.table.Counts()[bucket.Inc] == 0 {
 			return ErrNoSpace
 		}
 		s.refill.Signal()

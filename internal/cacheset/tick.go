@@ -31,6 +31,7 @@ func (s *Set) tickLocked() {
 	s.noticeLocked()
 	s.table.Tick()
 	s.refill.Signal()
+	s.move.Signal()
 	now := s.rt.Now()
 	for len(s.aging) > 0 {
 		n := s.aging[0].node

@@ -85,6 +85,8 @@ type Set struct {
 	Batches      Number  `json:"allocation_batches,omitzero"` // times that buckets were made ready
 	Evicted      Number  `json:"evicted_buckets,omitzero"`    // reused although clean data was in them
 	NoBucket     Number  `json:"no_bucket_ready,omitzero"`    // times that data found none
+	MovedBytes   Number  `json:"moved_bytes,omitzero"`        // dirty data brought together
+	MovedBuckets Number  `json:"moved_buckets,omitzero"`      // that have none of it any more
 	MaxLag       Number  `json:"max_generation_lag,omitzero"` // of a bucket over its oldest pointer
 
 	// Empty buckets that the cache device was told of, if that is set, and requests for it that failed.

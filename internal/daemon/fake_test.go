@@ -126,6 +126,7 @@ func (f *fakeSet) Stats() ubcache.SetStats {
 		Nodes: 11, NodeBytes: 12, JournalEntries: 13, JournalKeys: 14, JournalBytes: 15, Batches: 16, Evicted: 17,
 		TreeDepth: 18, NodeReads: 19, NodeAppends: 20, NodeRewrites: 21, Splits: 22, NoBucket: 23, MaxLag: 24, ReplayedKeys: 25, MappedEntries: 26, Failed: "why",
 		DiscardedBuckets: 27, DiscardedBytes: 28, DiscardErrors: 29,
+		MovedBytes: 27, MovedBuckets: 28,
 	}
 }
 
