@@ -33,8 +33,10 @@ func (t *Tree) evictable(n *Node) bool {
 
 // Evict lets go of nodes until all together take at most limit bytes: those that were not used since the hand
 // of the clock came by, have nothing to write, and no child in memory. What is left of one is the reference in
-// its parent. It looks at no more than steps nodes and returns whether the limit holds.
+// its parent. It looks at no more than steps nodes, at none of them twice, so that one that was attached just before stays
+// until the next call, however low the limit: else who had it read might never find it. It returns whether the limit holds.
 func (t *Tree) Evict(limit, steps int) bool {
+	steps = min(steps, len(t.nodes))
 	for ; t.size > limit && steps > 0 && len(t.nodes) > 0; steps-- {
 		if t.hand >= len(t.nodes) {
 			t.hand = 0
