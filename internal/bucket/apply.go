@@ -173,15 +173,20 @@ func (t *Table) Doubt(b uint32, live, dirty uint32, reason string) {
 	t.set(b, w.withCounts(live, dirty), s.withState(stateSuspect))
 }
 
-// Trust gives a SUSPECT bucket back its place, with counts that were verified. open is the open journal entry.
-func (t *Table) Trust(b uint32, live, dirty uint32, open uint64) {
+// Trust gives a SUSPECT bucket back its place, with counts that were verified, and reports whether it did: counts that
+// cannot be (I2) leave it where it is. open is the open journal entry.
+func (t *Table) Trust(b uint32, live, dirty uint32, open uint64) bool {
 	w, s := t.get(b)
-	if s.state() != stateSuspect {
-		return
+	if s.state() != stateSuspect || dirty > live || live > t.geo.BucketSectors {
+		return false
 	}
-	if live == 0 {
+	for i := range t.pools { // it may have been ready when the doubt came up, and will be again
+		t.pools[i].remove(b)
+	}
+	if live == 0 || dirty == 0 && w.dirty() != 0 { // as in apply
 		t.window.put(b, open)
 		s |= windowBit
 	}
 	t.set(b, w.withCounts(live, dirty), s.withState(stateData))
+	return true
 }

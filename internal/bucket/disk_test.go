@@ -221,14 +221,14 @@ func (w *world) check() {
 	if err := t.Check(); err != nil {
 		w.expect("%v", err)
 	}
-	rc := t.NewRecount() // I1
+	rc := t.NewRecount(0, 1<<32-1) // I1
 	for _, k := range w.mem {
 		if k.some {
 			rc.Add(k.ptr, k.n, k.dirty)
 		}
 	}
 	for from, done := uint32(0), false; !done; {
-		from, done = rc.Compare(from, func(b, live, dirty uint32) { w.expect("%v: recount has %d, %d (I1)", t.Info(b), live, dirty) })
+		from, done = rc.Compare(from, func(b, live, dirty uint32) { w.expect("%v: recount has %d, %d (I1)", t.Info(b), live, dirty) }, nil)
 	}
 	pins := map[uint32]uint32{}
 	for _, o := range w.open {

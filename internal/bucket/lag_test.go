@@ -261,7 +261,7 @@ func TestRecountWhileThingsChange(t *testing.T) {
 		for range 4000 {
 			change()
 		}
-		rc = tab.NewRecount()
+		rc = tab.NewRecount(0, 1<<32-1)
 		tab.Watch(rc)
 		for cursor < len(keys)-1 {
 			if r.IntN(3) == 0 {
@@ -278,7 +278,7 @@ func TestRecountWhileThingsChange(t *testing.T) {
 				from, done = rc.Compare(from, func(b, live, dirty uint32) {
 					n++
 					tab.Doubt(b, live, dirty, "verifier")
-				})
+				}, nil)
 			}
 			return n
 		}
@@ -346,4 +346,59 @@ func TestCheckFindsWhatDoesNotFit(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A recount in several windows is that of the whole; what lies outside of one does not count there, nor is it zeroed.
+func TestRecountByWindows(t *testing.T) {
+	tab, seq := empty(t, 600, Options{}), uint64(1)
+	batches(t, tab, &seq)
+	var list []uint32
+	for range 20 {
+		b := mustAllocate(t, tab, ForDirty)
+		put(tab, b, 8, 4, seq)
+		tab.Unpin(b)
+		list = append(list, b)
+	}
+	seen := map[uint32]bool{}
+	for first := uint32(0); first < tab.NBuckets(); first += 25 {
+		r := tab.NewRecount(first, 25)
+		tab.Watch(r)
+		for _, b := range list {
+			r.zero(b)
+			r.Add(ondisk.MakePtr(tab.Gen(b), tab.geo.BucketStart(uint64(b)), 0), 4, true)
+			var d Deltas
+			d.Add(b, tab.Gen(b), 3, 0)
+			r.Apply(&d)
+		}
+		for from, done := uint32(0), false; !done; {
+			from, done = r.Compare(from, func(b, live, dirty uint32) {
+				if seen[b] || live != 7 || dirty != 4 || b < first || b >= first+25 {
+					t.Errorf("bucket %d: %d, %d in the window from %d on", b, live, dirty, first)
+				}
+				seen[b] = true
+			}, nil)
+		}
+		tab.Unwatch()
+	}
+	if len(seen) != len(list) {
+		t.Errorf("%d buckets differ, want %d", len(seen), len(list))
+	}
+}
+
+// A bucket that was ready when a doubt came up is handed out once when it is trusted again, and counts that cannot be are not
+// trusted.
+func TestTrustAReadyBucket(t *testing.T) {
+	tab, seq := empty(t, 600, Options{}), uint64(1)
+	batches(t, tab, &seq)
+	b := tab.pools[poolCommon].buf[(tab.pools[poolCommon].head+3)%len(tab.pools[poolCommon].buf)]
+	tab.Doubt(b, 2, 1, "for the test")
+	want(t, tab, b, Suspect)
+	if tab.Trust(b, 17, 0, seq) || tab.Trust(b, 1, 2, seq) {
+		t.Error("trusted with counts that cannot be")
+	}
+	if !tab.Trust(b, 0, 0, seq) || tab.Trust(b, 0, 0, seq) {
+		t.Error("not trusted once")
+	}
+	want(t, tab, b, Empty)
+	mustCheck(t, tab)
 }

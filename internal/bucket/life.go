@@ -54,6 +54,17 @@ func (r *ring) pop() (uint32, bool) {
 	return b, true
 }
 
+// remove takes a bucket out of the middle; the first comes in its place.
+func (r *ring) remove(b uint32) {
+	for i := range r.n {
+		if at := (r.head + i) % len(r.buf); r.buf[at] == b {
+			r.buf[at] = r.buf[r.head]
+			r.pop()
+			return
+		}
+	}
+}
+
 // The head-room (format 9.6). The kernel that activates this set after us, or after our crash, needs
 //
 //   - spare unused buckets before it can write generations and replay: nprio for its own prio sets, and

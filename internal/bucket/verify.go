@@ -16,16 +16,25 @@ import (
 //   - the table zeroes the recount of a bucket whose generation it raises, between Watch and Unwatch.
 //
 // Then both are equal at the end, exactly: there is no tolerance.
+//
+// A recount is of a window of the table, so that one of a very large cache can be made in several walks.
 type Recount struct {
-	t    *Table
-	sums []sum
+	t     *Table
+	first uint32 // bucket that sums begins with
+	sums  []sum
 }
 
 type sum struct{ live, dirty uint32 }
 
-// NewRecount takes the memory for a recount, 8 bytes a bucket. The set's lock is not needed, and should not be
-// held.
-func (t *Table) NewRecount() *Recount { return &Recount{t: t, sums: make([]sum, len(t.entries))} }
+// RecountBytes is the memory that a recount takes for each bucket.
+const RecountBytes = 8
+
+// NewRecount takes the memory for a recount of n buckets from first on, or of those that there are. The set's lock is
+// not needed, and should not be held.
+func (t *Table) NewRecount(first, n uint32) *Recount {
+	first = min(first, t.NBuckets())
+	return &Recount{t: t, first: first, sums: make([]sum, min(n, t.NBuckets()-first))}
+}
 
 // Watch makes the table keep r up from now on, in the place of any other.
 func (t *Table) Watch(r *Recount) { t.recount = r }
@@ -33,42 +42,50 @@ func (t *Table) Watch(r *Recount) { t.recount = r }
 // Unwatch ends that.
 func (t *Table) Unwatch() { t.recount = nil }
 
-func (r *Recount) zero(b uint32) { r.sums[b] = sum{} }
+func (r *Recount) zero(b uint32) {
+	if i := b - r.first; i < uint32(len(r.sums)) { // what is before first wraps around
+		r.sums[i] = sum{}
+	}
+}
+
+func (r *Recount) add(b uint32, gen uint8, live, dirty uint32) {
+	if i := b - r.first; i < uint32(len(r.sums)) && r.t.Gen(b) == gen {
+		r.sums[i].live += live
+		r.sums[i].dirty += dirty
+	}
+}
 
 // Add counts an extent that the walk found. Pointers that are stale, or not of this device, count nothing.
 func (r *Recount) Add(p ondisk.Ptr, size uint32, dirty bool) {
-	b, ok := r.t.Bucket(p)
-	if !ok || r.t.Gen(b) != p.Gen() {
-		return
-	}
-	r.sums[b].live += size
-	if dirty {
-		r.sums[b].dirty += size
+	if b, ok := r.t.Bucket(p); ok {
+		r.add(b, p.Gen(), size, uint32(onlyIf(dirty, int32(size))))
 	}
 }
 
 // Apply makes a change to keys that the walk has been at. It leaves d as it is.
 func (r *Recount) Apply(d *Deltas) {
 	for _, e := range d.list {
-		if r.t.Gen(e.bucket) == e.gen {
-			r.sums[e.bucket].live += uint32(e.live)
-			r.sums[e.bucket].dirty += uint32(e.dirty)
-		}
+		r.add(e.bucket, e.gen, uint32(e.live), uint32(e.dirty))
 	}
 }
 
-// Compare compares a bounded number of buckets from bucket from on, calls differ for each whose counts are
-// not those of the table, and returns the bucket to go on with; done says that it was at the end. The table is
-// not changed: see Doubt.
-func (r *Recount) Compare(from uint32, differ func(b, live, dirty uint32)) (next uint32, done bool) {
-	end := min(uint64(from)+sweepSlice, uint64(len(r.sums)))
+// Compare compares a bounded number of buckets from bucket from on, begin with 0. It calls differ for each whose counts
+// are not those of the table, and sound, if it is not nil, for each that is SUSPECT though they are; both may change the
+// bucket: see Doubt and Trust. It returns the bucket to go on with; done says that it was at the end.
+func (r *Recount) Compare(from uint32, differ func(b, live, dirty uint32), sound func(b, live, dirty uint32)) (next uint32, done bool) {
+	from = max(from, r.first)
+	last := uint64(r.first) + uint64(len(r.sums))
+	end := min(uint64(from)+sweepSlice, last)
 	for b := from; uint64(b) < end; b++ {
-		w := r.t.entries[b].word()
-		if s := r.sums[b]; s.live != w.live() || s.dirty != w.dirty() {
-			differ(b, s.live, s.dirty)
+		w, s := r.t.get(b)
+		switch c := r.sums[b-r.first]; {
+		case c.live != w.live() || c.dirty != w.dirty():
+			differ(b, c.live, c.dirty)
+		case sound != nil && s.state() == stateSuspect:
+			sound(b, c.live, c.dirty)
 		}
 	}
-	return uint32(end), end == uint64(len(r.sums))
+	return uint32(end), end == last
 }
 
 // Check compares everything that the table keeps twice, and the invariants that can be seen in it alone: I2, I3,

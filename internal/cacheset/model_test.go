@@ -19,6 +19,7 @@ import (
 type world struct {
 	rt    *rt.Runtime
 	dev   blockdev.Device
+	opt   Options // of the next start
 	set   *Set
 	cells [2][]cell
 	in    Insertion
@@ -43,7 +44,7 @@ func simulate(t *testing.T, seed uint64, fn func(w *world) error) {
 	s.Limit = 10 * time.Hour
 	var failed error
 	err := s.Run(func() {
-		w := &world{rt: s.Runtime()}
+		w := &world{rt: s.Runtime(), opt: Options{NodeCache: 32 << 10}}
 		dev, err := blockdev.Memory(worldSize, blockdev.MemoryOptions{Runtime: w.rt})
 		if err != nil {
 			panic(err)
@@ -74,7 +75,7 @@ func simulate(t *testing.T, seed uint64, fn func(w *world) error) {
 }
 
 func (w *world) open() (err error) {
-	w.set, err = Open(context.Background(), w.dev, Options{NodeCache: 32 << 10})
+	w.set, err = Open(context.Background(), w.dev, w.opt)
 	return err
 }
 
@@ -187,7 +188,7 @@ func (w *world) recount() error {
 			s.mu.Unlock()
 			return fmt.Errorf("%d anomalies: %v", n, s.table.Anomalies())
 		}
-		r := s.table.NewRecount()
+		r := s.table.NewRecount(0, 1<<32-1)
 		next, miss := s.tree.Scan(btree.Pos{}, btree.MaxPos, 1<<30, func(x btree.Extent) bool {
 			if x.HasPtr() {
 				r.Add(x.Ptr, uint32(x.Size), x.Dirty())
@@ -197,7 +198,7 @@ func (w *world) recount() error {
 		if next == btree.MaxPos {
 			r.Compare(0, func(b, live, dirty uint32) {
 				err = fmt.Errorf("%v: %d live and %d dirty by a walk", s.table.Info(b), live, dirty)
-			})
+			}, nil)
 			s.mu.Unlock()
 			return err
 		}
