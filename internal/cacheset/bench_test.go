@@ -124,3 +124,30 @@ func BenchmarkInsert(b *testing.B) {
 	b.StopTimer()
 	closeBench(b, s)
 }
+
+// BenchmarkInsertWhileVerifying is BenchmarkInsert beside a verifier that never rests.
+func BenchmarkInsertWhileVerifying(b *testing.B) {
+	s := openBench(b, millionExtents(b))
+	ctx, cancel := context.WithCancel(context.Background())
+	over := make(chan struct{})
+	go func() {
+		for s.Verify(ctx) == nil {
+		}
+		close(over)
+	}()
+	rng := rand.New(rand.NewPCG(3, 3))
+	in := Insertion{Pinned: true}
+	b.ReportAllocs()
+	b.ResetTimer()
+	for range b.N {
+		insertExtent(b, s, &in, rng.Uint64N(million)*16)
+	}
+	b.StopTimer()
+	cancel()
+	<-over
+	b.ReportMetric(float64(s.Info().VerifyPasses)/b.Elapsed().Seconds(), "passes/s")
+	if n := s.Info().VerifyMismatches; n > 0 {
+		b.Errorf("%d mismatches", n)
+	}
+	closeBench(b, s)
+}

@@ -29,11 +29,12 @@
 // # Goroutines
 //
 // Writers (node.go) bring nodes to the disk, the refiller (refill.go) makes buckets ready, the ticker (tick.go) ages
-// nodes and lets memory go, the sweeper (sweep.go) finds out how old pointers are, another frees retired slots (dead.go),
-// another discards empty buckets (discard.go); the journal has two of its own. What they wait for forms no circle: a writer
-// waits for buckets, the refiller for a journal entry, the journal for the writing of old leaves, which takes appends, or
-// rewrites with buckets from the reserve that only nodes may have, and entries of the kept kind (journal/doc.go, Room). A
-// rewrite waits for its parent, and a parent for its own parent, never for a child.
+// nodes and lets memory go, the sweeper (sweep.go) finds out how old pointers are, the verifier (verify.go) holds the counts
+// against the index, the mover (move.go) brings dirty data together, another frees retired slots (dead.go), another discards
+// empty buckets (discard.go); the journal has two of its own. What they wait for forms no circle: a writer waits for buckets,
+// the refiller for a journal entry, the journal for the writing of old leaves, which takes appends, or rewrites with buckets
+// from the reserve that only nodes may have, and entries of the kept kind (journal/doc.go, Room). A rewrite waits for its
+// parent, and a parent for its own parent, never for a child.
 //
 // # After an error
 //

@@ -159,10 +159,9 @@ func (s *Set) insertOneLocked(in *Insertion) btree.Outcome {
 		}
 		s.pinLocked(c.Leaf, seq)
 	}
-	if s.accountLocked(c) {
+	if s.accountLocked(c, seq, !in.Unjournalled) {
 		in.Exposed = true
 	}
-	s.table.Apply(&s.deltas, seq, !in.Unjournalled)
 	s.grownLocked(c.Leaf)
 	if c.More {
 		*k = c.Rest
@@ -209,9 +208,12 @@ func (s *Set) pinLocked(leaf *btree.Node, seq uint64) {
 	}
 }
 
-// accountLocked gathers what a change adds and takes away. It reports whether something was covered that a crash
-// would bring back.
-func (s *Set) accountLocked(c *btree.Change) (exposed bool) {
+// accountLocked counts what a change adds and takes away, see bucket.Table.Apply; every change of the index comes by here. It
+// reports whether something was covered that a crash would bring back.
+func (s *Set) accountLocked(c *btree.Change, open uint64, journalled bool) (exposed bool) {
+	if s.verify.walk != nil {
+		s.verify.walk.followLocked(c)
+	}
 	for i := range c.Removed {
 		x := &c.Removed[i]
 		if !x.HasPtr() {
@@ -232,6 +234,7 @@ func (s *Set) accountLocked(c *btree.Change) (exposed bool) {
 			s.countDirtyLocked(x.Inode, x.Start, uint64(x.Size), 1)
 		}
 	}
+	s.table.Apply(&s.deltas, open, journalled)
 	return exposed
 }
 

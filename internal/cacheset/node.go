@@ -25,7 +25,11 @@ const (
 // ReadNode reads a node that the tree names and has not got in memory, or waits for whoever is reading it. The
 // caller looks again: the node may have come, or have been replaced meanwhile. No lock may be held. An error is that
 // of the device, or matches ondisk.ErrCorrupt.
-func (s *Set) ReadNode(ref btree.Ref) error {
+func (s *Set) ReadNode(ref btree.Ref) error { return s.readNode(ref, nil) }
+
+// readNode is ReadNode. A node that it has read is shown to seen, if that is not nil, before anything can make it go
+// again, with the lock held.
+func (s *Set) readNode(ref btree.Ref, seen func()) error {
 	b := s.bucketOf(ref.Ptr)
 	s.mu.Lock()
 	if _, ok := s.loading[b]; ok {
@@ -51,7 +55,10 @@ func (s *Set) ReadNode(ref btree.Ref) error {
 	s.changed.Broadcast()
 	if err == nil {
 		s.stats.NodeReads++
-		_, err = s.tree.Attach(n)
+		var o btree.Outcome
+		if o, err = s.tree.Attach(n); err == nil && o == btree.Done && seen != nil {
+			seen()
+		}
 		s.evictLocked()
 	}
 	if err != nil && !s.missesLocked(ref) {

@@ -72,6 +72,18 @@ func newSet(dev blockdev.Device, o Options) *Set {
 	if o.JournalDelay == 0 {
 		o.JournalDelay = journal.DefaultDelay
 	}
+	if o.VerifyEvery == 0 {
+		o.VerifyEvery = verifyEvery
+	}
+	if o.verifyWindow == 0 {
+		o.verifyWindow = verifyMemory / bucket.RecountBytes
+	}
+	if o.verifyKeys == 0 {
+		o.verifyKeys = verifyKeys
+		if o.Restless {
+			o.verifyKeys = verifyKeys / 32 // much is to happen in the middle of a walk
+		}
+	}
 	o.Buckets.Broken |= o.Broken.buckets()
 	s := &Set{
 		rt: blockdev.RuntimeOf(dev), log: o.Logger, dev: dev, info: dev.Info(), opt: o,
@@ -92,6 +104,7 @@ func newSet(dev blockdev.Device, o Options) *Set {
 	s.slotFreed.Init(&s.mu)
 	s.discards.Init(&s.mu)
 	s.move.Init(&s.mu)
+	s.verify.wake.Init(&s.mu)
 	s.running.Init(s.rt)
 	s.stop, s.cancel = context.WithCancel(context.Background())
 	return s
@@ -158,6 +171,7 @@ func (s *Set) startWriters() {
 	s.running.Go("generation sweeper", s.sweepLoop)
 	s.running.Go("dead inodes", s.dropDead)
 	s.running.Go("mover", s.moveLoop)
+	s.running.Go("verifier", s.verifyLoop)
 }
 
 // recover opens a set that has contents.
@@ -367,8 +381,7 @@ func (s *Set) replayKey(seq uint64, k *ondisk.Key) error {
 		o := s.tree.Insert(&key, 0, &c)
 		if o == btree.Done {
 			s.pinLocked(c.Leaf, seq)
-			s.accountLocked(&c)
-			s.table.Apply(&s.deltas, s.journal.OpenLocked(), true)
+			s.accountLocked(&c, s.journal.OpenLocked(), true)
 			s.grownLocked(c.Leaf)
 			if !c.More {
 				for i := range k.Ptrs() {

@@ -27,12 +27,18 @@ type Options struct {
 	NodeCache    int64         // bytes of nodes kept in memory; default 256 MiB
 	JournalDelay time.Duration // how long keys wait for company; default 100 ms
 	Buckets      bucket.Options
+	VerifyEvery  time.Duration // how long from one verification of the counts to the next; default a week
 
 	// Restless has work in the background begin again as soon as it is through, without a pause, whether there is need
 	// for it or not: for tests and measurements.
 	Restless bool
 
 	Broken Broken // rules not to keep: for tests
+
+	// Of the verifier, for tests: buckets counted in one walk, as many as verifyMemory is enough for, and extents in one hold
+	// of the lock.
+	verifyWindow uint32
+	verifyKeys   int
 
 	Logger *slog.Logger // default: none
 }
@@ -130,6 +136,7 @@ type Set struct {
 	ready    rt.Cond             // buckets are ready, or room is
 	needMeta int                 // who waits for a bucket for metadata
 	dead     rt.Cond             // a slot was retired
+	verify   verifier
 
 	serving   bool    // the replay is over
 	slotFreed rt.Cond // retired slots can be used again, or cannot be had
@@ -168,6 +175,10 @@ type Stats struct {
 	MovedSectors uint64
 	MovedBuckets uint64 // that have nothing dirty any more
 	MoveErrors   uint64 // extents that could not be read, writes that failed
+
+	VerifyPasses     uint64 // times that all counts were held against the index
+	VerifyMismatches uint64 // counts that were something else: each is a bug, or damage in memory
+	VerifyTrusted    uint64 // buckets in doubt whose counts were found to be right
 }
 
 // Lock takes the set's lock: for Locked methods. It is held for microseconds.
@@ -220,6 +231,7 @@ func (s *Set) wakeAllLocked() {
 	s.slotFreed.Broadcast()
 	s.discards.Broadcast()
 	s.move.Broadcast()
+	s.verify.wake.Broadcast()
 }
 
 // errLocked returns why nobody is served any more.
