@@ -74,6 +74,7 @@ var setAttributes = []attr[*CacheSet]{
 	}},
 	{"reclaim", func(s *CacheSet) string { return fmt.Sprint(s.set.Info().Journal.Reclaims) }, nil},
 	{"tree_depth", func(s *CacheSet) string { return fmt.Sprint(s.set.Info().Root.Level) }, nil},
+	{"trigger_verify", writeOnly[*CacheSet], func(ctx context.Context, s *CacheSet, _ string) error { return s.Verify(ctx) }},
 	{"writeback_keys_done", func(s *CacheSet) string {
 		return sum(s, func(v *Volume) uint64 { return v.v.WritebackStatus().KeysDone })
 	}, nil},

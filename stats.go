@@ -37,6 +37,7 @@ type SetStats struct {
 	MaxLag                                       int    // generations that a bucket is ahead of its oldest pointer
 	ReplayedKeys                                 uint64 // at the start
 	MappedEntries                                uint64 // of these, from the process that died
+	Verifications, Mismatches                    uint64 // times that all counts were held against the index; counts that differed, see Verify
 	Failed                                       string // why the set has stopped; empty: it has not
 }
 
@@ -57,6 +58,7 @@ func (s *CacheSet) Stats() SetStats {
 		DiscardedBuckets: i.DiscardedBuckets, DiscardedBytes: int64(i.DiscardedBytes), DiscardErrors: i.DiscardErrors, SlotsFreed: i.SlotsFreed,
 		MovedBytes: int64(i.MovedSectors) * ondisk.SectorSize, MovedBuckets: i.MovedBuckets,
 		ReplayedKeys: i.ReplayedKeys, MappedEntries: i.MappedEntries,
+		Verifications: i.VerifyPasses, Mismatches: i.VerifyMismatches,
 	}
 	if err := s.Err(); err != nil {
 		st.Failed = err.Error()

@@ -163,6 +163,15 @@ func (s *CacheSet) release() error {
 	return errors.Join(errs...)
 }
 
+// Verify counts the whole index again beside whatever goes on, and compares: the live and dirty sectors of every bucket,
+// and the dirty data of every volume. The set does so by itself once a week. It reads every node that is not in memory, 16
+// MiB a second, and returns when it is through; the end of ctx ends the wait, not the verification.
+//
+// An error names what was different: an error of ours, or of the memory. Nothing is lost by it: the greater count stays,
+// and the buckets rest, till a later verification finds them right, or the next start. Writing to the attribute trigger_verify
+// does the same.
+func (s *CacheSet) Verify(ctx context.Context) error { return s.set.Verify(ctx) }
+
 // UUID returns the set's uuid.
 func (s *CacheSet) UUID() string { return s.set.UUID().String() }
 

@@ -178,6 +178,7 @@ func fakeStatus() *control.Status {
 			},
 			CachedBytes: n(), DirtyBytes: n(), Btree: control.Btree{Nodes: n(), Bytes: n(), Reads: n(), Appends: n(), Rewrites: n(), Splits: n()},
 			Journal: control.Journal{Entries: n(), Keys: n(), Bytes: n()}, Evicted: n(), NoBucket: n(), MovedBytes: control.Num(36000), MovedBuckets: control.Num(37),
+			Verified: control.Num(3), Mismatches: control.Num(4),
 		},
 		Volumes: []control.Volume{
 			{

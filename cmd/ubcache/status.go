@@ -162,6 +162,8 @@ func (p printer) set(s *control.Set) {
 	if n, _ := s.DiscardErrors.Value(); n > 0 {
 		p.line("discards that failed", s.DiscardErrors, "")
 	}
+	p.line("counts verified", s.Verified, "times")
+	p.line("counts found wrong", s.Mismatches, "each is an error of this program; no data is lost by it")
 }
 
 // share writes which part of b a is: "(87.50 %)  ", or nothing where that is not known.

@@ -93,6 +93,8 @@ type Set struct {
 	Discarded      Number `json:"discarded_buckets,omitzero"`
 	DiscardedBytes Number `json:"discarded_bytes,omitzero"`
 	DiscardErrors  Number `json:"discard_errors,omitzero"`
+	Verified       Number `json:"verifications,omitzero"`    // times that all counts were held against the index
+	Mismatches     Number `json:"count_mismatches,omitzero"` // counts that were not what the index had: each is an error of ours
 }
 
 // Buckets says how many buckets of the cache device are in which state; each is in one.

@@ -180,6 +180,7 @@ func setStatus(s ubcache.SetStats) control.Set {
 		Batches: control.Num(s.Batches), Evicted: control.Num(s.Evicted), NoBucket: control.Num(s.NoBucket), MaxLag: control.Num(s.MaxLag),
 		Discarded: control.Num(s.DiscardedBuckets), DiscardedBytes: control.Num(s.DiscardedBytes), DiscardErrors: control.Num(s.DiscardErrors),
 		MovedBytes: control.Num(s.MovedBytes), MovedBuckets: control.Num(s.MovedBuckets),
+		Verified: control.Num(s.Verifications), Mismatches: control.Num(s.Mismatches),
 	}
 }
 

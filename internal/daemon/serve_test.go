@@ -139,8 +139,8 @@ func TestServe(t *testing.T) {
 		`"cached_bytes":9,"dirty_bytes":10,` +
 		`"btree":{"nodes_in_memory":11,"bytes_in_memory":12,"depth":18,"node_reads":19,"node_appends":20,"node_rewrites":21,"node_splits":22},` +
 		`"journal":{"entries":13,"keys":14,"bytes":15,"replayed_keys":25,"mapped_entries":26},` +
-		`"allocation_batches":16,"evicted_buckets":17,"no_bucket_ready":23,"max_generation_lag":24,` +
-		`"discarded_buckets":27,"discarded_bytes":28,"discard_errors":29}`; string(text) != want {
+		`"allocation_batches":16,"evicted_buckets":17,"no_bucket_ready":23,"moved_bytes":30,"moved_buckets":31,"max_generation_lag":24,` +
+		`"discarded_buckets":27,"discarded_bytes":28,"discard_errors":29,"verifications":32,"count_mismatches":33}`; string(text) != want {
 		t.Errorf("%s\nwant %s", text, want)
 	}
 	text, _ = json.Marshal(s.Volumes[2].Counters)
