@@ -110,3 +110,20 @@ func (s *holds) waiting(inode uint32) bool {
 
 // blocks reports whether a pointer with that hold must stay off the disk.
 func (s *holds) blocks(id uint16) bool { return id != 0 && !s.list[id-1].passed }
+
+// Forget lets go of a node, if it can be read again as it is: one that was read to be looked at once, which is no reason
+// for others to go.
+func (t *Tree) Forget(n *Node) {
+	if n.gone || !t.evictable(n) {
+		return
+	}
+	t.letGo(n)
+}
+
+// letGo leaves of a node the reference in its parent.
+func (t *Tree) letGo(n *Node) {
+	p, i := t.parent(n)
+	p.kids[i].node = nil
+	p.cached--
+	t.drop(n)
+}

@@ -157,8 +157,12 @@ func (r *rig) step(t *rapid.T, weights []int, big bool) {
 			}
 		}
 		r.rootDurable()
-	case 8: // memory gets short
-		r.tree.Evict(draw(r.tree.Bytes()+1), 100)
+	case 8: // memory gets short, or the tree may be lower
+		if draw(2) == 0 {
+			r.lower()
+		} else {
+			r.tree.Evict(draw(r.tree.Bytes()+1), 100)
+		}
 	case 9: // a backing device is flushed
 		i := draw(r.inodes)
 		r.flushes[i]++

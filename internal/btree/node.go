@@ -201,13 +201,32 @@ func (t *Tree) Pin(n *Node, seq uint64) {
 // EachPtr calls fn with every pointer that the node has on the disk or in memory, also where it is stale, dead
 // or a copy has just left it out: all that a bucket's oldest generation has to reckon with.
 func (n *Node) EachPtr(fn func(p ondisk.Ptr)) {
-	for c := range n.body.chunks {
-		for _, e := range n.body.chunks[c].e {
-			if e.a&flagPtr != 0 {
+	n.ExtentPtrs(n.ref.Low, n.body.n, fn)
+	n.OtherPtrs(fn)
+}
+
+// ExtentPtrs calls fn with the pointers of extents that end after from, and visits no more than limit extents. It returns
+// where to go on: at the node's end when it is through.
+func (n *Node) ExtentPtrs(from Pos, limit int, fn func(p ondisk.Ptr)) (next Pos) {
+	b := &n.body
+	k := b.seek(from.Inode, from.Sector)
+	for ; k.c < len(b.chunks); k.c, k.i = k.c+1, 0 {
+		h := &b.chunks[k.c]
+		for ; k.i < len(h.e); k.i++ {
+			if limit == 0 {
+				return Pos{h.inode, h.start(k.i)}
+			}
+			limit--
+			if e := h.e[k.i]; e.a&flagPtr != 0 {
 				fn(entryPtr(e))
 			}
 		}
 	}
+	return n.ref.High
+}
+
+// OtherPtrs calls fn with the pointers of EachPtr that are not those of extents.
+func (n *Node) OtherPtrs(fn func(p ondisk.Ptr)) {
 	for i := range n.kids {
 		fn(n.kids[i].ptr)
 	}

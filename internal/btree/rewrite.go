@@ -10,6 +10,7 @@ import (
 // coalescing. Its steps, the lock held where it says so:
 //
 //	Begin     lock   from here on appends to interior nodes wait
+//	Prepare          memory for the copy; may be left out
 //	Copy      lock   copies what is live, a slice a call; the tree knows what comes later than that
 //	Assign           gives each new node its bucket
 //	Encode           makes the bytes of each new node; they are written, durable
@@ -21,6 +22,7 @@ import (
 type Rewrite struct {
 	t       *Tree
 	victims []*Node
+	most    int       // keys that may be copied
 	at      Pos       // what begins before it is copied
 	keys    []byte    // the copy
 	marks   []mark    // where the copy may be cut
@@ -72,14 +74,19 @@ func (t *Tree) Begin(victims ...*Node) (*Rewrite, Outcome) {
 		}
 		count += n.body.n + len(n.kids)
 	}
-	r := &Rewrite{t: t, victims: append([]*Node(nil), victims...), at: victims[0].ref.Low}
-	r.keys = make([]byte, 0, count*copiedKeyBytes)
-	r.marks = make([]mark, 0, count)
+	r := &Rewrite{t: t, victims: append([]*Node(nil), victims...), most: count, at: victims[0].ref.Low}
 	for _, n := range victims {
 		n.rewrite = r
 		n.pins.late = 0
 	}
 	return r, Done
+}
+
+// Prepare gets the memory that the copy takes, some 500 KiB for a node of 256 KiB that is as full as can be. It needs no
+// lock.
+func (r *Rewrite) Prepare() {
+	r.keys = make([]byte, 0, r.most*copiedKeyBytes)
+	r.marks = make([]mark, 0, r.most)
 }
 
 // Copy copies up to limit keys more, and reports whether that was all. Then the nodes in the making are known:
@@ -164,17 +171,27 @@ func (t *Tree) copies(x *Extent) bool {
 // pieces returns how many new nodes take so many keys from so many old nodes, and how many the first gets; the
 // others share what is left. However small a node is, each has room for an append when it is new.
 func (r *Rewrite) pieces(keys, old int) (n, first int) {
-	g := r.t.g
-	blocks := int(g.NodeSectors / g.BlockSectors)
-	most := keysIn(g, max(1, blocks*splitAtNum/splitAtDen))
+	most := keysIn(r.t.g, splitBlocks(r.t.g))
 	switch pivot := (keys*splitPivotNum + splitPivotDen - 1) / splitPivotDen; {
 	case old > 1:
-		most = min(most, keysIn(g, blocks)*coalesceToNum/coalesceToDen)
+		n = Coalesced(r.t.g, keys)
+		return n, (keys + n - 1) / n
 	case keys > most && pivot <= most:
 		return 2, pivot
 	}
 	n = max(1, (keys+most-1)/most)
 	return n, (keys + n - 1) / n
+}
+
+// Coalesced returns how many nodes several whose live keys are so many become when they are coalesced.
+func Coalesced(g *ondisk.Geometry, keys int) int {
+	most := min(keysIn(g, splitBlocks(g)), keysIn(g, int(g.NodeSectors/g.BlockSectors))*coalesceToNum/coalesceToDen)
+	return max(1, (keys+most-1)/most)
+}
+
+// splitBlocks returns how many blocks a copy may take without being split.
+func splitBlocks(g *ondisk.Geometry) int {
+	return max(1, int(g.NodeSectors/g.BlockSectors)*splitAtNum/splitAtDen)
 }
 
 // keysIn returns how many keys with a pointer fit in a set of that many blocks.
@@ -394,14 +411,12 @@ func (r *Rewrite) makeNodes(copies []newNode) []*Node {
 			stale = append(stale, x.Ptr)
 		}
 	}
-	for i, n := range nodes {
+	for _, n := range nodes {
 		n.link.pin = pin
 		if n.body.open > 0 {
 			n.pins.open = late
 		}
-		if i == 0 {
-			n.link.stale = stale
-		}
+		n.link.stale = stale // each has all: who walks the level may have passed the first when the others come
 		t.admit(n)
 		t.pinned.update(n)
 	}

@@ -50,6 +50,7 @@ type rig struct {
 
 	tree        *Tree
 	durableRoot Ref
+	lowered     int
 	appends     []*flight
 	rewrites    []*remake
 	parents     []*Node
@@ -510,6 +511,20 @@ func (r *rig) rootDurable() bool {
 	r.release(r.tree.RootDurable(r.durableRoot, nil))
 	r.advance()
 	return true
+}
+
+// lower makes the only child of the root the root, and reports whether it could.
+func (r *rig) lower() bool {
+	old, o := r.tree.Lower()
+	for o == NeedsNode {
+		r.load(old)
+		old, o = r.tree.Lower()
+	}
+	if o == Done {
+		r.gens[r.geo.Bucket(old.Ptr.Sector())]++
+		r.lowered++
+	}
+	return o == Done
 }
 
 // settle brings all that is in flight to its end.

@@ -186,6 +186,38 @@ func (t *Tree) Parent(n *Node) *Node {
 	return p
 }
 
+// Lower makes the only child of the root the root, which the caller has a journal entry name, for RootDurable: the level
+// of a root stands in the journal alone, and the last child on each level has the position that a root has (F 5.1). old
+// is the root that was: the generation of its bucket is to be raised by one, now.
+//
+// Outcomes: Done; Nothing where the root has more children, or is a leaf; Busy where it or its child is being written or
+// rewritten, or is not linked; NeedsNode where the child is not in memory, with its reference as old.
+//
+// The child counts as not linked until then, so that what leads to it on the disk is not let go.
+func (t *Tree) Lower() (old Ref, o Outcome) {
+	root := t.rootNode
+	if root == nil {
+		return t.root, NeedsNode
+	}
+	if root.ref.Level == 0 || len(root.kids) != 1 {
+		return old, Nothing
+	}
+	child := root.kids[0].node
+	switch {
+	case child == nil:
+		return root.childRef(0), NeedsNode
+	case root.Busy() || !root.linked || len(root.pend) > 0 || child.rewrite != nil || !child.linked || child.listed:
+		return old, Busy
+	}
+	old = root.ref
+	child.linked = false
+	child.link.freed = append(child.link.freed, old)
+	child.link.stale = root.dead
+	t.root, t.rootNode = child.ref, child
+	t.drop(root)
+	return old, Done
+}
+
 // Siblings appends n and up to max-1 of the nodes that follow it under the same parent to list, as far as they
 // are in memory.
 func (t *Tree) Siblings(list []*Node, n *Node, max int) []*Node {
