@@ -159,6 +159,12 @@ func (t *Table) Allocate(u Use) (b uint32, gen uint8, ok bool) {
 // begins. Only the common pool and the reserve of metadata count.
 func (t *Table) CanAllocate() int { return t.pools[poolCommon].n + t.pools[poolMeta].n }
 
+// CanSpare reports whether n buckets may go to metadata that could do without, such as the copies of nodes that are
+// coalesced: neither the head-room nor the second half of the reserve is touched by that.
+func (t *Table) CanSpare(n int) bool {
+	return t.unused() > t.spare()+n && t.CanAllocate() >= n+len(t.pools[poolMeta].buf)/2
+}
+
 func (t *Table) pop(pool int) (uint32, bool) {
 	for {
 		b, ok := t.pools[pool].pop()
