@@ -25,6 +25,8 @@
 //	node.go     when a page of keys has gathered, or the journal wants it, or after half a minute: Freeze under the
 //	            lock, Encode and write without, Finish under it
 //	rewrite.go  a leaf without room is copied, split, and swapped in its parent by one append
+//	sweep.go    a walk over all nodes, now and then, finds out how old pointers are, and what there is to do
+//	maintain.go neighbours that fit in fewer nodes are coalesced, nodes that are mostly stale rewritten
 //
 // # Goroutines
 //
@@ -34,7 +36,8 @@
 // empty buckets (discard.go); the journal has two of its own. What they wait for forms no circle: a writer waits for buckets,
 // the refiller for a journal entry, the journal for the writing of old leaves, which takes appends, or rewrites with buckets
 // from the reserve that only nodes may have, and entries of the kept kind (journal/doc.go, Room). A rewrite waits for its
-// parent, and a parent for its own parent, never for a child.
+// parent, and a parent for its own parent, never for a child. Tidiers (maintain.go) do what
+// the sweeper finds; it waits for them only while nobody waits for buckets, and they give up then.
 //
 // # After an error
 //

@@ -214,6 +214,7 @@ func (s *Set) accountLocked(c *btree.Change, open uint64, journalled bool) (expo
 	if s.verify.walk != nil {
 		s.verify.walk.followLocked(c)
 	}
+	went := 0
 	for i := range c.Removed {
 		x := &c.Removed[i]
 		if !x.HasPtr() {
@@ -221,6 +222,9 @@ func (s *Set) accountLocked(c *btree.Change, open uint64, journalled bool) (expo
 		}
 		s.deltas.Drop(s.table, x.Ptr, uint32(x.Size), x.Dirty())
 		good := s.GoodLocked(x.Ptr)
+		if good {
+			went++
+		}
 		if good && x.Dirty() {
 			s.countDirtyLocked(x.Inode, x.Start, uint64(x.Size), -1)
 		}
@@ -229,11 +233,13 @@ func (s *Set) accountLocked(c *btree.Change, open uint64, journalled bool) (expo
 		}
 	}
 	if x := &c.Stored; x.HasPtr() {
+		went--
 		s.deltas.Put(s.table, x.Ptr, uint32(x.Size), x.Dirty())
 		if x.Dirty() && s.GoodLocked(x.Ptr) {
 			s.countDirtyLocked(x.Inode, x.Start, uint64(x.Size), 1)
 		}
 	}
+	s.emptied += max(went, 0)
 	s.table.Apply(&s.deltas, open, journalled)
 	return exposed
 }
@@ -274,6 +280,7 @@ func (s *Set) DropLocked(keys []ondisk.Key, pinned bool) {
 func (s *Set) makeRoom(leaf *btree.Node) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.stats.RoomWaits++
 	for {
 		if err := s.errLocked(); err != nil {
 			return err

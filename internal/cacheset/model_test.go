@@ -40,11 +40,19 @@ const (
 // simulate runs fn on a fresh set.
 func simulate(t *testing.T, seed uint64, fn func(w *world) error) {
 	t.Helper()
+	simulateWith(t, seed, Options{}, fn)
+}
+
+func simulateWith(t *testing.T, seed uint64, o Options, fn func(w *world) error) {
+	t.Helper()
+	if o.NodeCache == 0 {
+		o.NodeCache = 32 << 10
+	}
 	s := rt.NewSim(seed)
 	s.Limit = 10 * time.Hour
 	var failed error
 	err := s.Run(func() {
-		w := &world{rt: s.Runtime(), opt: Options{NodeCache: 32 << 10}}
+		w := &world{rt: s.Runtime(), opt: o}
 		dev, err := blockdev.Memory(worldSize, blockdev.MemoryOptions{Runtime: w.rt})
 		if err != nil {
 			panic(err)
@@ -218,9 +226,23 @@ func (w *world) flushed(inode uint32) {
 	w.set.Unlock()
 }
 
+// nap lets time pass until nodes are written for their age. Where nothing rests, little is enough, and all that would end.
+func (w *world) nap() {
+	if w.opt.Restless {
+		w.rt.Sleep(10 * time.Millisecond)
+		return
+	}
+	w.rt.Sleep(time.Minute)
+}
+
 func (w *world) epoch(inode uint32) uint64 { return w.flush[inode] + 1 }
 
-func TestRandomInserts(t *testing.T) {
+func TestRandomInserts(t *testing.T) { randomInserts(t, Options{}) }
+
+// The same while the index is walked, rewritten and coalesced all the time.
+func TestRandomInsertsWithoutRest(t *testing.T) { randomInserts(t, Options{Restless: true}) }
+
+func randomInserts(t *testing.T, o Options) {
 	seeds := 12
 	if testing.Short() {
 		seeds = 3
@@ -228,7 +250,7 @@ func TestRandomInserts(t *testing.T) {
 	for seed := range uint64(seeds) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
-			simulate(t, seed, func(w *world) error {
+			simulateWith(t, seed, o, func(w *world) error {
 				rng := rand.New(rand.NewPCG(seed, 0))
 				most := 1 + rng.Uint64N(60) // sectors of an insertion
 				kinds := []string{"clean", "fill", "nothing", "held"}
@@ -257,7 +279,7 @@ func TestRandomInserts(t *testing.T) {
 					case rng.IntN(200) == 0:
 						w.flushed(inode)
 					case rng.IntN(400) == 0:
-						w.rt.Sleep(time.Minute) // nodes are written for their age
+						w.nap()
 					case rng.IntN(1000) == 0:
 						if err := w.compare(false); err != nil {
 							return fmt.Errorf("after %d: %w", n, err)

@@ -119,7 +119,7 @@ func (s *Set) moveLoop() {
 // planMoveLocked says what to move, if anything. It is for the mover, at no cost.
 func (s *Set) planMoveLocked() (p movePlan, due bool) {
 	room := s.moveRoomLocked()
-	if s.noMove || room == 0 {
+	if !s.serving || s.noMove || room == 0 {
 		return p, false
 	}
 	used := s.table.InUse()

@@ -97,6 +97,7 @@ func newSet(dev blockdev.Device, o Options) *Set {
 	s.attaching.Init(s.rt)
 	s.mu.Init(s.rt)
 	s.work.Init(&s.mu)
+	s.chore.Init(&s.mu)
 	s.changed.Init(&s.mu)
 	s.refill.Init(&s.mu)
 	s.ready.Init(&s.mu)
@@ -165,6 +166,9 @@ func (s *Set) openJournal(ctx context.Context, rec *journal.Recovery) error {
 func (s *Set) startWriters() {
 	for range writers {
 		s.running.Go("node writer", s.write)
+	}
+	for range tidiers {
+		s.running.Go("index tidier", s.tidy)
 	}
 	s.running.Go("bucket refiller", s.refillLoop)
 	s.running.Go("set ticker", s.tickLoop)
@@ -520,6 +524,7 @@ func (s *Set) startedLocked() {
 	s.serving = true
 	s.dead.Signal()
 	s.discards.Signal()
+	s.move.Signal()
 }
 
 // Close stops the set: what is in memory is brought to the disk, so that the next start has nothing to replay. ctx

@@ -11,28 +11,44 @@ const copySlice = 4096
 
 // rewrite replaces a node by a copy without what is stale, or by two. It waits for buckets, and while a write of the
 // node or of its parent is under way.
+func (s *Set) rewrite(n *btree.Node) error {
+	_, err := s.replace(true, n)
+	return err
+}
+
+// replace replaces a node, or several that follow each other under one parent, by copies without what is stale: by as
+// many, by more, by fewer. What is not a must gives up, and done is false, rather than take a bucket that others need,
+// wait for one, or wait for others that do; and where several nodes would not become fewer.
 //
 // Order: the new nodes, and the data that a leaf's keys point to, are durable before anything refers to them; the
-// parent's append, or the journal entry that names a new root, is durable before the old node's bucket is let go, and
-// with it the journal entries whose keys the copy has (M1, V5). In between a crash finds the old node.
-func (s *Set) rewrite(n *btree.Node) error {
+// parent's append, or the journal entry that names a new root, is durable before the old nodes' buckets are let go, and
+// with them the journal entries whose keys the copies have (M1, V5). That append has all of it: the pointers to the
+// copies, and a freeing key for each old node. In between a crash finds the old nodes.
+func (s *Set) replace(must bool, victims ...*btree.Node) (done bool, err error) {
 	s.mu.Lock()
-	r, err := s.beginLocked(n)
+	r, gone, err := s.beginLocked(must, victims)
 	if r == nil {
 		s.mu.Unlock()
-		return err
+		return gone, err
 	}
+	s.mu.Unlock()
+	r.Prepare()
+	s.mu.Lock()
 	for !r.Copy(copySlice) {
 		s.mu.Unlock()
 		s.rt.Yield()
 		s.mu.Lock()
 	}
-	places, err := s.takeMetaLocked(r.Nodes())
-	if err != nil {
+	var places []ondisk.Ptr
+	if must || s.worthLocked(r, len(victims)) {
+		places, err = s.takeMetaLocked(must, r.Nodes())
+	}
+	if places == nil {
 		r.Abort()
+		s.repinLocked()
 		s.changed.Broadcast()
 		s.mu.Unlock()
-		return err
+		return false, err
 	}
 	for i, p := range places {
 		r.Assign(i, p, s.rt.Uint64())
@@ -44,32 +60,34 @@ func (s *Set) rewrite(n *btree.Node) error {
 		err := s.put(r.Encode(i, buf.Data))
 		buf.Release()
 		if err != nil {
-			return err // the set stops: nobody refers to the copy
+			return false, err // the set stops: nobody refers to the copy
 		}
 	}
-	if n.Level() == 0 {
-		// The copy may have keys that no append or entry had before: their data must not come later than they do.
+	if victims[0].Level() == 0 {
+		// The copies may have keys that no append or entry had before: their data must not come later than they do.
 		if err := s.io.Flush(); err != nil {
-			return err
+			return false, err
 		}
 	}
 
 	s.mu.Lock()
-	in, done, err := s.installLocked(n, r)
+	in, done, err := s.installLocked(must, victims[0], r)
 	if !done {
 		r.Abort()
 		for _, p := range places {
 			s.table.Return(s.bucketOf(p))
 		}
+		s.repinLocked()
 		s.changed.Broadcast()
 		s.mu.Unlock()
-		return err
+		return must, err
 	}
 	if s.opt.Broken&SkipM1 != 0 {
 		s.tree.DropPins(in.New)
 	}
 	for _, old := range in.Old {
 		s.table.FreeNode(s.bucketOf(old.Ptr))
+		delete(s.torn, old.Ptr)
 	}
 	for _, n := range in.New {
 		if n.Dirty() {
@@ -77,48 +95,63 @@ func (s *Set) rewrite(n *btree.Node) error {
 		}
 	}
 	s.stats.NodeRewrites++
-	if len(in.New) > 1 {
+	switch {
+	case len(in.Old) > 1:
+		s.stats.NodesCoalesced += uint64(len(in.Old))
+	case len(in.New) > 1:
 		s.stats.NodeSplits++
 	}
-	delete(s.torn, n.Ref().Ptr)
 	s.repinLocked()
 	s.changed.Broadcast()
 	if in.Parent == nil {
-		return s.nameRootLocked()
+		return true, s.nameRootLocked()
 	}
 	s.mu.Unlock()
 	o, err := s.appendTo(in.Parent)
 	if err == nil && o == btree.NeedsRewrite {
 		err = s.rewrite(in.Parent)
 	}
-	return err
+	return true, err
 }
 
-// beginLocked begins a rewrite. It returns nil if the node is gone.
-func (s *Set) beginLocked(n *btree.Node) (*btree.Rewrite, error) {
+// worthLocked reports whether a rewrite that is not a must is of use: several nodes become fewer.
+func (s *Set) worthLocked(r *btree.Rewrite, victims int) bool {
+	return victims == 1 || r.Nodes() < victims || s.opt.Restless
+}
+
+// beginLocked begins a rewrite. It returns nil if it is not to be; gone says that the nodes are not what they were.
+func (s *Set) beginLocked(must bool, victims []*btree.Node) (r *btree.Rewrite, gone bool, err error) {
 	for {
 		if err := s.Err(); err != nil {
-			return nil, err
+			return nil, false, err
 		}
-		switch r, o := s.tree.Begin(n); o {
-		case btree.Done:
-			return r, nil
-		case btree.Gone:
-			return nil, nil
+		switch r, o := s.tree.Begin(victims...); {
+		case o == btree.Done:
+			return r, false, nil
+		case o == btree.Gone:
+			return nil, true, nil
+		case !must:
+			return nil, false, nil
 		}
 		s.changed.Wait()
 	}
 }
 
-// installLocked puts a copy in its place, rewriting the parent first where that has no room. done is false if the
-// copy is of no use any more.
-func (s *Set) installLocked(n *btree.Node, r *btree.Rewrite) (in btree.Installed, done bool, err error) {
+// installLocked puts copies in their place, rewriting the parent first where that has no room. done is false if they are
+// of no use any more, or if it gives up. n is the first of the nodes that they replace.
+func (s *Set) installLocked(must bool, n *btree.Node, r *btree.Rewrite) (in btree.Installed, done bool, err error) {
 	for {
 		if err := s.Err(); err != nil {
 			return in, false, err
 		}
+		if !must && s.needMeta > 0 {
+			return in, false, nil // who waits for a bucket may be whom we wait for
+		}
 		if s.tree.Parent(n) == nil && !n.Gone() && s.journal.UrgentEntriesLocked() == 0 {
 			// A root that cannot be named would keep its pins: others have to go first.
+			if !must {
+				return in, false, nil
+			}
 			s.changed.Wait()
 			continue
 		}
@@ -130,13 +163,48 @@ func (s *Set) installLocked(n *btree.Node, r *btree.Rewrite) (in btree.Installed
 			return in, false, nil
 		case btree.NeedsRewrite:
 			s.mu.Unlock()
-			err := s.rewrite(in.Parent)
+			done, err := s.replace(must, in.Parent)
 			s.mu.Lock()
-			if err != nil {
+			if err != nil || !done {
 				return in, false, err
 			}
 		default:
 			s.changed.Wait()
+		}
+	}
+}
+
+// lower makes the only child of the root the root, as often as there is one. It gives up where that has to wait.
+//
+// Order: the journal entry that names the new root is durable before the old one's bucket is let go. The new root is a
+// node that is durable, and named by a durable one, already.
+func (s *Set) lower() error {
+	for {
+		s.mu.Lock()
+		if err := s.Err(); err != nil {
+			s.mu.Unlock()
+			return err
+		}
+		if s.journal.UrgentEntriesLocked() == 0 {
+			s.mu.Unlock()
+			return nil
+		}
+		old, o := s.tree.Lower()
+		switch o {
+		case btree.Done:
+			s.table.FreeNode(s.bucketOf(old.Ptr))
+			s.stats.TreesLowered++
+			if err := s.nameRootLocked(); err != nil {
+				return err
+			}
+		case btree.NeedsNode:
+			s.mu.Unlock()
+			if err := s.ReadNode(old); err != nil {
+				return err
+			}
+		default:
+			s.mu.Unlock()
+			return nil
 		}
 	}
 }
@@ -156,8 +224,12 @@ func (s *Set) nameRootLocked() error {
 	return nil
 }
 
-// takeMetaLocked takes n buckets for metadata, all at once; it waits for them, and lets go of the lock meanwhile.
-func (s *Set) takeMetaLocked(n int) ([]ondisk.Ptr, error) {
+// takeMetaLocked takes n buckets for metadata, all at once; it waits for them, and lets go of the lock meanwhile. For what
+// is not a must it returns nil instead, and also where others wait, or need what there is.
+func (s *Set) takeMetaLocked(must bool, n int) ([]ondisk.Ptr, error) {
+	if !must && (s.needMeta > 0 || !s.table.CanSpare(n)) {
+		return nil, nil
+	}
 	list := make([]ondisk.Ptr, 0, n)
 	for {
 		for len(list) < n && s.table.CanAllocate() >= n-len(list) {
@@ -176,6 +248,9 @@ func (s *Set) takeMetaLocked(n int) ([]ondisk.Ptr, error) {
 		for _, p := range list { // others may have enough in them
 			s.table.Return(s.bucketOf(p))
 		}
+		if !must {
+			return nil, nil
+		}
 		list = list[:0]
 		if err := s.Err(); err != nil {
 			return nil, err
@@ -184,6 +259,8 @@ func (s *Set) takeMetaLocked(n int) ([]ondisk.Ptr, error) {
 			return nil, ErrClosed
 		}
 		s.needMeta++
+		s.changed.Broadcast() // for those who give up then
+		s.chore.Broadcast()
 		s.refill.Signal()
 		if s.batchEntry == s.journal.OpenLocked() {
 			s.journal.RequestEntryLocked(true) // the journal may be full until we go on

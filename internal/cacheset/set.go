@@ -129,16 +129,21 @@ type Set struct {
 	torn     map[ondisk.Ptr]bool // nodes whose last append was torn, and does without
 	jobs     []*btree.Node       // nodes to write
 	work     rt.Cond             // for the writers
-	busy     int                 // writers at work
+	busy     int                 // writers and tidiers at work
 	changed  rt.Cond             // a node was read, written, rewritten or let go
 	aging    []aged              // nodes with keys that are not on the disk, in the order in which they became so
+	chores   []chore             // for the tidiers
+	chore    rt.Cond             // chores have come, or are done
+	tidying  int                 // tidiers at work
+	emptied  int                 // keys that went since the last sweep began, and left nothing in their place
+	serving  bool                // the replay is over
+	index    IndexSize           // as the last sweep has found it
 	refill   rt.Cond             // for the refiller
 	ready    rt.Cond             // buckets are ready, or room is
 	needMeta int                 // who waits for a bucket for metadata
 	dead     rt.Cond             // a slot was retired
 	verify   verifier
 
-	serving   bool    // the replay is over
 	slotFreed rt.Cond // retired slots can be used again, or cannot be had
 	stuck     bool    // they cannot
 
@@ -165,6 +170,11 @@ type Set struct {
 // Stats are totals since the start.
 type Stats struct {
 	NodeReads, NodeAppends, NodeRewrites, NodeSplits uint64
+	NodesSwept                                       uint64 // by sweeps
+	NodesCoalesced                                   uint64 // that were replaced by fewer
+	NodesStale                                       uint64 // rewritten since pointers were old, or most keys said nothing
+	TreesLowered                                     uint64 // times that a root went for its only child
+	RoomWaits                                        uint64 // insertions that waited until a leaf was split
 	ReplayedKeys, MappedEntries                      uint64
 	NoBucket                                         uint64 // data that found no bucket ready
 	SlotsFreed                                       uint64 // of volumes that are no more
@@ -224,6 +234,7 @@ func (s *Set) fail(err error) error {
 
 func (s *Set) wakeAllLocked() {
 	s.work.Broadcast()
+	s.chore.Broadcast()
 	s.changed.Broadcast()
 	s.refill.Broadcast()
 	s.ready.Broadcast()
@@ -429,6 +440,7 @@ type Info struct {
 	Root         btree.Ref
 	CacheSuper   ondisk.Superblock
 	PendingNodes int // with keys that are not on the disk
+	Index        IndexSize
 }
 
 // Info takes microseconds, whatever the size of the set.
@@ -439,7 +451,7 @@ func (s *Set) Info() Info {
 	return Info{
 		Stats: s.stats, Buckets: s.table.Counts(), Table: s.table.Stats(), Journal: j, NBuckets: s.table.NBuckets(), InUse: s.table.InUse(),
 		Live: s.table.LiveSectors(), Dirty: s.table.DirtySectors(), MaxLag: s.table.MaxLag(), Nodes: s.tree.Nodes(), NodeBytes: s.tree.Bytes(),
-		Root: s.tree.Root(), CacheSuper: s.super, PendingNodes: len(s.aging),
+		Root: s.tree.Root(), CacheSuper: s.super, PendingNodes: len(s.aging), Index: s.index,
 	}
 }
 

@@ -53,7 +53,7 @@ func (s *Set) ChangeSlots(fn func(slots []ondisk.UUIDEntry) error) error {
 
 func (s *Set) writeSlots(slots []ondisk.UUIDEntry) error {
 	s.mu.Lock()
-	places, err := s.takeMetaLocked(1)
+	places, err := s.takeMetaLocked(true, 1)
 	s.mu.Unlock()
 	if err != nil {
 		return err

@@ -32,6 +32,7 @@ func (s *Set) tickLocked() {
 	s.table.Tick()
 	s.refill.Signal()
 	s.move.Signal()
+	s.chore.Broadcast() // the lag may have grown
 	now := s.rt.Now()
 	for len(s.aging) > 0 {
 		n := s.aging[0].node

@@ -46,7 +46,7 @@ func (e *MismatchError) add(format string, args ...any) {
 
 // A verifier is what passes over the index leave behind. It is guarded by the set's lock.
 type verifier struct {
-	walk   *walk   // the one under way, nil: none
+	walk   *count  // the one under way, nil: none
 	wake   rt.Cond // for the loop, and for who waits for a pass
 	wanted uint64  // the last pass that somebody waits for
 	begun  uint64  // passes
@@ -160,7 +160,7 @@ func (s *Set) verifyPass() (*MismatchError, error) {
 func (s *Set) verifyWindow(counts *bucket.Recount, missed *MismatchError) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	w := &walk{s: s, counts: counts, missed: missed, doubts: s.table.Stats().Anomalies}
+	w := &count{s: s, counts: counts, missed: missed, doubts: s.table.Stats().Anomalies}
 	s.verify.walk = w
 	s.table.Watch(counts)
 	defer func() {
@@ -199,7 +199,7 @@ func (s *Set) verifyWindow(counts *bucket.Recount, missed *MismatchError) error 
 // verifyRest lets others go first, and gets the node that is missing, if one is. Only that costs a pause. What can be
 // counted of a node is counted in the same hold of the lock in which it comes, so that the walk gets on however soon
 // the node has to go again.
-func (s *Set) verifyRest(w *walk, miss btree.Ref) error {
+func (s *Set) verifyRest(w *count, miss btree.Ref) error {
 	if miss.IsZero() {
 		return s.verifyYield()
 	}
@@ -219,7 +219,7 @@ func (s *Set) verifyYield() error {
 	return s.stop.Err()
 }
 
-// A walk counts all keys in their order, and has a cursor: the sectors before it are counted. Keys are added, and the
+// A count walks over all keys in their order, and has a cursor: the sectors before it are counted. Keys are added, and the
 // cursor moved behind them, in one hold of the set's lock, and what an insertion changes before the cursor goes into
 // the counts of the walk too, in the critical section of the insertion. Where an extent reaches over the cursor, its
 // part before it counts; so nothing depends on where one entry ends and the next begins. Nodes may be split, rewritten,
@@ -227,7 +227,7 @@ func (s *Set) verifyYield() error {
 //
 // Buckets are compared when the walk is at its end. A volume's dirty data is compared on the way: when the cursor leaves
 // a region, or the volume, the walk has counted all of it, as of that moment.
-type walk struct {
+type count struct {
 	s      *Set
 	counts *bucket.Recount
 	missed *MismatchError
@@ -242,7 +242,7 @@ type walk struct {
 }
 
 // stepLocked counts some extents. It returns the node that it needs to go on, if it is missing.
-func (w *walk) stepLocked() btree.Ref {
+func (w *count) stepLocked() btree.Ref {
 	next, miss := w.s.tree.Scan(w.at, btree.MaxPos, w.s.opt.verifyKeys, func(x btree.Extent) bool {
 		w.addLocked(&x)
 		return true
@@ -254,7 +254,7 @@ func (w *walk) stepLocked() btree.Ref {
 }
 
 // addLocked counts what of an extent lies behind the cursor, and moves the cursor to its end.
-func (w *walk) addLocked(x *btree.Extent) {
+func (w *count) addLocked(x *btree.Extent) {
 	start, end := x.Start, x.End()
 	if x.Inode == w.at.Inode {
 		start = max(start, w.at.Sector)
@@ -276,7 +276,7 @@ func (w *walk) addLocked(x *btree.Extent) {
 }
 
 // followLocked makes the change of an insertion, as far as the walk has been there.
-func (w *walk) followLocked(c *btree.Change) {
+func (w *count) followLocked(c *btree.Change) {
 	if !c.Stored.Pos().Less(w.at) { // what it takes the place of lies within
 		return
 	}
@@ -288,7 +288,7 @@ func (w *walk) followLocked(c *btree.Change) {
 	w.deltas.Reset()
 }
 
-func (w *walk) changeLocked(x *btree.Extent, sign int64) {
+func (w *count) changeLocked(x *btree.Extent, sign int64) {
 	if !x.HasPtr() || !x.Pos().Less(w.at) {
 		return
 	}
@@ -321,7 +321,7 @@ func regionEnd(r uint64) uint64 {
 }
 
 // passLocked moves the cursor, and compares what of the dirty maps it leaves behind.
-func (w *walk) passLocked(to btree.Pos) {
+func (w *count) passLocked(to btree.Pos) {
 	for w.at.Inode < to.Inode && int(w.at.Inode) < len(w.s.dirty) {
 		w.passRegionsLocked(lastRegion + 1)
 		m := &w.s.dirty[w.at.Inode]
@@ -342,7 +342,7 @@ func (w *walk) passLocked(to btree.Pos) {
 
 // passRegionsLocked compares the regions of the cursor's volume up to region end. Where a count is too low, writeback would
 // find nothing there, and a detach leave it behind; too high, it only looks in vain.
-func (w *walk) passRegionsLocked(end uint64) {
+func (w *count) passRegionsLocked(end uint64) {
 	m := &w.s.dirty[w.at.Inode]
 	for w.region < end {
 		i := w.region / pageRegions
@@ -380,7 +380,7 @@ func (w *walk) passRegionsLocked(end uint64) {
 }
 
 // differLocked sees a bucket of which the walk has counted something else than the table.
-func (w *walk) differLocked(b, live, dirty uint32) {
+func (w *count) differLocked(b, live, dirty uint32) {
 	t := w.s.table
 	w.missed.add("%v: the index has %d live and %d dirty sectors", t.Info(b), live, dirty)
 	t.Doubt(b, live, dirty, "the index has other counts")
@@ -389,7 +389,7 @@ func (w *walk) differLocked(b, live, dirty uint32) {
 // soundLocked sees a SUSPECT bucket whose counts are those of the index. It is trusted again, unless doubts have come up
 // while the walk was on: then the next one says. If it was counted too high, the counts stay so, and the bucket rests
 // until the next start: rather that than to believe a low count once too often.
-func (w *walk) soundLocked(b, live, dirty uint32) {
+func (w *count) soundLocked(b, live, dirty uint32) {
 	s := w.s
 	if s.table.Stats().Anomalies == w.doubts && s.table.Trust(b, live, dirty, s.journal.OpenLocked()) {
 		s.stats.VerifyTrusted++

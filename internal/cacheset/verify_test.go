@@ -272,7 +272,7 @@ func TestVerifyTrustsLater(t *testing.T) {
 		s.Lock()
 		b, _ := w.victim(false)
 		c := s.table.NewRecount(0, s.table.NBuckets())
-		k := &walk{s: s, counts: c, missed: new(MismatchError), doubts: s.table.Stats().Anomalies}
+		k := &count{s: s, counts: c, missed: new(MismatchError), doubts: s.table.Stats().Anomalies}
 		i := s.table.Info(b)
 		s.table.Doubt(b, i.Live, i.Dirty, "for the test")
 		k.soundLocked(b, i.Live, i.Dirty)
