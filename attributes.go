@@ -43,6 +43,8 @@ var setAttributes = []attr[*CacheSet]{
 	{"active_journal_entries", func(s *CacheSet) string { j := s.set.Info().Journal; return fmt.Sprint(j.Seq - j.LastSeq) }, nil},
 	{"block_size", func(s *CacheSet) string { return human(int64(s.set.Geometry().BlockBytes())) }, nil},
 	{"btree_cache_size", func(s *CacheSet) string { return human(int64(s.set.Info().NodeBytes)) }, nil},
+	{"btree_nodes", func(s *CacheSet) string { return fmt.Sprint(s.set.Info().Index.Nodes) }, nil},
+	{"btree_used_percent", func(s *CacheSet) string { return fmt.Sprint(s.set.Info().Index.UsedPercent) }, nil},
 	{"bucket_size", func(s *CacheSet) string { return human(s.set.Geometry().BucketBytes()) }, nil},
 	{"cache_available_percent", func(s *CacheSet) string { return fmt.Sprint(100 - s.set.Info().InUse) }, nil},
 	{"cache_read_races", func(s *CacheSet) string {

@@ -27,6 +27,12 @@ type SetStats struct {
 
 	JournalEntries, JournalKeys, JournalBytes    uint64
 	NodeReads, NodeAppends, NodeRewrites, Splits uint64
+	Sweeps, NodesSwept                           uint64 // walks over the whole index that came to their end; nodes that walks have seen
+	NodesCoalesced                               uint64 // that were replaced by fewer
+	NodesStale                                   uint64 // rewritten since pointers were old, or most keys said nothing
+	TreesLowered                                 uint64 // times that a root went for its only child
+	RoomWaits                                    uint64 // insertions that waited until a leaf was split
+	IndexNodes, IndexKeys, IndexUsedPercent      int    // as the last walk has found: nodes, good keys, and how full nodes are; 0: none yet
 	Batches, Evicted                             uint64 // times that buckets were made ready; clean buckets taken for that
 	NoBucket                                     uint64 // times that data found no bucket ready
 	DiscardedBuckets, DiscardErrors              uint64 // empty buckets that the device was told of; requests for that which failed
@@ -54,6 +60,9 @@ func (s *CacheSet) Stats() SetStats {
 		Nodes: i.Nodes, NodeBytes: int64(i.NodeBytes), TreeDepth: int(i.Root.Level),
 		JournalEntries: i.Journal.Entries, JournalKeys: i.Journal.Keys, JournalBytes: i.Journal.Bytes,
 		NodeReads: i.NodeReads, NodeAppends: i.NodeAppends, NodeRewrites: i.NodeRewrites, Splits: i.NodeSplits,
+		Sweeps: i.Table.Sweeps, NodesSwept: i.NodesSwept, NodesCoalesced: i.NodesCoalesced, NodesStale: i.NodesStale,
+		TreesLowered: i.TreesLowered, RoomWaits: i.RoomWaits,
+		IndexNodes: i.Index.Nodes, IndexKeys: i.Index.Keys, IndexUsedPercent: i.Index.UsedPercent,
 		Batches: i.Table.Batches, Evicted: i.Table.Evicted, NoBucket: i.NoBucket, MaxLag: i.MaxLag,
 		DiscardedBuckets: i.DiscardedBuckets, DiscardedBytes: int64(i.DiscardedBytes), DiscardErrors: i.DiscardErrors, SlotsFreed: i.SlotsFreed,
 		MovedBytes: int64(i.MovedSectors) * ondisk.SectorSize, MovedBuckets: i.MovedBuckets,

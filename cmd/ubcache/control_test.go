@@ -176,7 +176,7 @@ func fakeStatus() *control.Status {
 				Total: control.Num(65536), Available: control.Num(57000), Empty: n(), Clean: n(), Ready: n(), Dirty: n(), Metadata: n(), Pinned: n(),
 				Fixed: n(), Suspect: n(),
 			},
-			CachedBytes: n(), DirtyBytes: n(), Btree: control.Btree{Nodes: n(), Bytes: n(), Reads: n(), Appends: n(), Rewrites: n(), Splits: n()},
+			CachedBytes: n(), DirtyBytes: n(), Btree: control.Btree{Nodes: n(), Bytes: n(), Reads: n(), Appends: n(), Rewrites: n(), Splits: n(), Coalesced: control.Num(7), Stale: control.Num(8), Sweeps: control.Num(9)},
 			Journal: control.Journal{Entries: n(), Keys: n(), Bytes: n()}, Evicted: n(), NoBucket: n(), MovedBytes: control.Num(36000), MovedBuckets: control.Num(37),
 			Verified: control.Num(3), Mismatches: control.Num(4),
 		},

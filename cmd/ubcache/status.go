@@ -151,6 +151,7 @@ func (p printer) set(s *control.Set) {
 	p.bytes("index: memory", s.Btree.Bytes, "")
 	p.line("index: nodes read", s.Btree.Reads, "")
 	p.line("index: nodes written", s.Btree.Appends.Plus(s.Btree.Rewrites), fmt.Sprintf("%v appended to, %v rewritten, %v splits", s.Btree.Appends, s.Btree.Rewrites, s.Btree.Splits))
+	p.line("index: nodes coalesced", s.Btree.Coalesced, fmt.Sprintf("%v rewritten for what was stale in them, in %v sweeps", s.Btree.Stale, s.Btree.Sweeps))
 	p.line("journal: entries written", s.Journal.Entries, fmt.Sprintf("with %v keys", s.Journal.Keys))
 	p.bytes("journal: written", s.Journal.Bytes, "")
 	p.line("clean buckets evicted", s.Evicted, "")

@@ -120,6 +120,17 @@ type Btree struct {
 	Appends  Number `json:"node_appends,omitzero"`
 	Rewrites Number `json:"node_rewrites,omitzero"`
 	Splits   Number `json:"node_splits,omitzero"`
+
+	// What is done in the background, from one walk over all nodes to the next.
+	Sweeps      Number `json:"sweeps,omitzero"`          // walks that came to their end
+	Swept       Number `json:"nodes_swept,omitzero"`     // seen by walks
+	Coalesced   Number `json:"nodes_coalesced,omitzero"` // replaced by fewer
+	Stale       Number `json:"nodes_stale,omitzero"`     // rewritten since pointers were old, or most keys said nothing
+	Lowered     Number `json:"trees_lowered,omitzero"`   // a root gave way to its only child
+	RoomWaits   Number `json:"room_waits,omitzero"`      // insertions that waited until a node was split
+	TreeNodes   Number `json:"btree_nodes,omitzero"`     // all there are, as the last walk has found
+	Keys        Number `json:"keys,omitzero"`            // those that are good, by the same
+	UsedPercent Number `json:"btree_used_percent,omitzero"`
 }
 
 // Journal counts what was written to the journal, and what was read from it at the start.

@@ -172,6 +172,9 @@ func setStatus(s ubcache.SetStats) control.Set {
 		Btree: control.Btree{
 			Nodes: control.Num(s.Nodes), Bytes: control.Num(s.NodeBytes), Depth: control.Num(s.TreeDepth), Reads: control.Num(s.NodeReads),
 			Appends: control.Num(s.NodeAppends), Rewrites: control.Num(s.NodeRewrites), Splits: control.Num(s.Splits),
+			Sweeps: control.Num(s.Sweeps), Swept: control.Num(s.NodesSwept), Coalesced: control.Num(s.NodesCoalesced), Stale: control.Num(s.NodesStale),
+			Lowered: control.Num(s.TreesLowered), RoomWaits: control.Num(s.RoomWaits),
+			TreeNodes: control.Num(s.IndexNodes), Keys: control.Num(s.IndexKeys), UsedPercent: control.Num(s.IndexUsedPercent),
 		},
 		Journal: control.Journal{
 			Entries: control.Num(s.JournalEntries), Keys: control.Num(s.JournalKeys), Bytes: control.Num(s.JournalBytes),

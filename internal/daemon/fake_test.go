@@ -125,7 +125,8 @@ func (f *fakeSet) Stats() ubcache.SetStats {
 		Empty: 1, Clean: 2, Dirty: 3, Metadata: 4, Ready: 5, Pinned: 6, Fixed: 7, Suspect: 8, LiveBytes: 9, DirtyBytes: 10,
 		Nodes: 11, NodeBytes: 12, JournalEntries: 13, JournalKeys: 14, JournalBytes: 15, Batches: 16, Evicted: 17,
 		TreeDepth: 18, NodeReads: 19, NodeAppends: 20, NodeRewrites: 21, Splits: 22, NoBucket: 23, MaxLag: 24, ReplayedKeys: 25, MappedEntries: 26, Failed: "why",
-		DiscardedBuckets: 27, DiscardedBytes: 28, DiscardErrors: 29, MovedBytes: 30, MovedBuckets: 31, Verifications: 32, Mismatches: 33,
+		Sweeps: 27, NodesSwept: 28, NodesCoalesced: 29, NodesStale: 30, TreesLowered: 31, RoomWaits: 32, IndexNodes: 33, IndexKeys: 34, IndexUsedPercent: 35,
+		DiscardedBuckets: 37, DiscardedBytes: 38, DiscardErrors: 39, MovedBytes: 40, MovedBuckets: 41, Verifications: 42, Mismatches: 43,
 	}
 }
 

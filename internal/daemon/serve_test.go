@@ -137,10 +137,10 @@ func TestServe(t *testing.T) {
 	if want := `{"uuid":"11111111-0000-4000-8000-000000000001","failed":"why","bucket_bytes":524288,"block_bytes":4096,"in_use_percent":12,` +
 		`"buckets":{"total":1125899906842624,"available":8,"empty":1,"clean":2,"ready":5,"dirty":3,"metadata":4,"pinned":6,"fixed":7,"suspect":8},` +
 		`"cached_bytes":9,"dirty_bytes":10,` +
-		`"btree":{"nodes_in_memory":11,"bytes_in_memory":12,"depth":18,"node_reads":19,"node_appends":20,"node_rewrites":21,"node_splits":22},` +
+		`"btree":{"nodes_in_memory":11,"bytes_in_memory":12,"depth":18,"node_reads":19,"node_appends":20,"node_rewrites":21,"node_splits":22,"sweeps":27,"nodes_swept":28,"nodes_coalesced":29,"nodes_stale":30,"trees_lowered":31,"room_waits":32,"btree_nodes":33,"keys":34,"btree_used_percent":35},` +
 		`"journal":{"entries":13,"keys":14,"bytes":15,"replayed_keys":25,"mapped_entries":26},` +
-		`"allocation_batches":16,"evicted_buckets":17,"no_bucket_ready":23,"moved_bytes":30,"moved_buckets":31,"max_generation_lag":24,` +
-		`"discarded_buckets":27,"discarded_bytes":28,"discard_errors":29,"verifications":32,"count_mismatches":33}`; string(text) != want {
+		`"allocation_batches":16,"evicted_buckets":17,"no_bucket_ready":23,"moved_bytes":40,"moved_buckets":41,"max_generation_lag":24,` +
+		`"discarded_buckets":37,"discarded_bytes":38,"discard_errors":39,"verifications":42,"count_mismatches":43}`; string(text) != want {
 		t.Errorf("%s\nwant %s", text, want)
 	}
 	text, _ = json.Marshal(s.Volumes[2].Counters)
