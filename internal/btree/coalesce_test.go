@@ -176,3 +176,39 @@ func TestCopiesShareWhatTheyLeaveOut(t *testing.T) {
 		}
 	}
 }
+
+// TestCopiesKeepAllPins coalesces leaves, the last of which needs the oldest journal entry: that is needed until the copy
+// is linked (M1).
+func TestCopiesKeepAllPins(t *testing.T) {
+	r := emptied(t)
+	r.begin(r.node(1, Pos{})) // so that it has room
+	r.settle()
+	r.node(0, r.node(0, Pos{}).ref.High)
+	victims := r.tree.Siblings(nil, r.node(0, Pos{}), 2)
+	if len(victims) < 2 {
+		t.Fatal("one leaf")
+	}
+	want := r.seq
+	for _, n := range []*Node{victims[1], victims[0]} {
+		p := n.ref.Low
+		r.insert(ondisk.NewExtent(p.Inode, p.Sector+1, 1, r.space(1), true), 0)
+	}
+	if o := r.begin(victims...); o != Done {
+		t.Fatal(o)
+	}
+	for len(r.rewrites) > 0 {
+		r.install(0)
+	}
+	if !victims[0].Gone() || !victims[1].Gone() {
+		t.Fatal("not coalesced")
+	}
+	if got, _ := r.tree.OldestPin(); got != want {
+		t.Errorf("the oldest pin is %d, want %d", got, want)
+	}
+	r.compareDisk()
+	r.settle()
+	if got, _ := r.tree.OldestPin(); got != 0 {
+		t.Errorf("the oldest pin is %d when all is linked", got)
+	}
+	r.compareDisk()
+}

@@ -127,6 +127,9 @@ func TestReservesFillFirstAndGoLast(t *testing.T) {
 		t.Fatal("reserves are not full")
 	}
 	common := tab.pools[poolCommon].n
+	if n := common + meta/2; !tab.CanSpare(n) || tab.CanSpare(n+1) {
+		t.Errorf("to be spared: %d %v, %d %v", n, tab.CanSpare(n), n+1, tab.CanSpare(n+1))
+	}
 	for range common {
 		mustAllocate(t, tab, ForMeta)
 	}
