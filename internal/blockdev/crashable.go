@@ -77,7 +77,8 @@ func (s Strength) String() string {
 // Discards and writes of zeroes are writes of zeroes here.
 type Crashable struct {
 	layer
-	power *Power
+	power   *Power
+	barrier func(data []byte) bool
 
 	mu       rt.Mutex
 	durable  *MemoryDevice
@@ -103,12 +104,15 @@ type volatileWrite struct {
 // CrashableOptions modify NewCrashable.
 type CrashableOptions struct {
 	Power *Power // default: the device's own
+	// Barrier, if not nil, tells of a write whether it is one: when it has completed it is durable, whole, and so is all
+	// that had completed when it was submitted.
+	Barrier func(data []byte) bool
 }
 
 // NewCrashable wraps dev, whose content is taken to be durable. It keeps a copy of it in memory, so huge devices
 // should be new MemoryDevices, which need no copying.
 func NewCrashable(dev Device, o CrashableOptions) (*Crashable, error) {
-	c := &Crashable{layer: newLayer(dev), power: o.Power, touched: map[int64]struct{}{}}
+	c := &Crashable{layer: newLayer(dev), power: o.Power, barrier: o.Barrier, touched: map[int64]struct{}{}}
 	if c.power == nil {
 		c.power = new(Power)
 	}
@@ -284,12 +288,12 @@ func (c *Crashable) submitted(r *Request) *volatileWrite {
 }
 
 // completed notes the end of a write. c.mu is held.
-func (c *Crashable) completed(r *Request, w *volatileWrite) {
+func (c *Crashable) completed(r *Request, w *volatileWrite, barrier bool) {
 	switch {
 	case r.Err != nil:
 		w.durable = true // it is nowhere
 		c.dead++
-	case r.Flags&FUA == 0:
+	case r.Flags&FUA == 0 && !barrier:
 		c.clock++
 		w.completed = c.clock
 	default:
@@ -341,9 +345,10 @@ func (c *Crashable) compact() {
 
 // A crashOp is what a Crashable keeps of a request under way; it stands in for the submitter's Owner.
 type crashOp struct {
-	owner any
-	write *volatileWrite
-	then  uint64 // of a flush: the clock when it was submitted
+	owner   any
+	write   *volatileWrite
+	barrier bool
+	then    uint64 // of a flush or a barrier: the clock when it was submitted
 }
 
 // NewQueue makes a queue whose writes a crash may undo.
@@ -392,6 +397,7 @@ func (q *crashQueue) Submit(reqs []*Request) {
 		op := &crashOp{owner: r.Owner, then: c.clock}
 		if r.Op.Writes() {
 			op.write = c.submitted(r)
+			op.barrier = r.Op == OpWrite && c.barrier != nil && c.barrier(r.Buf)
 		}
 		r.Owner = op
 		pass = append(pass, r)
@@ -412,7 +418,10 @@ func (q *crashQueue) passedBack(done []*Request) {
 		r.Owner = op.owner
 		switch {
 		case op.write != nil:
-			q.c.completed(r, op.write)
+			if op.barrier && r.Err == nil {
+				q.c.flushed(op.then)
+			}
+			q.c.completed(r, op.write, op.barrier)
 		case r.Op == OpFlush && r.Err == nil:
 			q.c.flushed(op.then)
 		}

@@ -381,3 +381,18 @@ func BenchmarkCrash(b *testing.B) {
 		})
 	}
 }
+
+func TestCrashBarrier(t *testing.T) {
+	c, err := blockdev.NewCrashable(mustMemory(t, 1<<20, blockdev.MemoryOptions{}), blockdev.CrashableOptions{
+		Barrier: func(data []byte) bool { return data[0] == 'B' },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := newCrashDiskOn(t, c)
+	d.write(0, 1, 'a', 0)
+	d.write(1, 1, 'b', 0)
+	d.write(1, 2, 'B', 0)
+	d.write(3, 1, 'c', 0)
+	d.expect(blockdev.Torn, "aBB.", "aBBc")
+}
