@@ -238,6 +238,7 @@ func (v *victim) load(s *server, after time.Duration, end func()) {
 			}
 		}
 		writers, readers = append(writers, w), append(readers, r)
+		v.begun(s, name, spec)
 	}
 	time.Sleep(after)
 	end()
@@ -249,6 +250,23 @@ func (v *victim) load(s *server, after time.Duration, end func()) {
 		if err := w.Wait(); !errors.As(err, &exit) || exit.ExitCode() != 3 {
 			b, _ := os.ReadFile(v.writes(v.served()[i]))
 			s.t.Errorf("%v ended with %v, not by the loss of its connection:\n%s", w.Args, err, tail(string(b), 5))
+		}
+	}
+}
+
+// begun waits until a writer is connected, and says so.
+func (v *victim) begun(s *server, name, spec string) {
+	s.t.Helper()
+	for begin := time.Now(); ; time.Sleep(5 * time.Millisecond) {
+		said, err := os.ReadFile(v.writes(name))
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		if strings.Contains(string(said), "fx begin "+name+" "+spec+"\n") {
+			return
+		}
+		if time.Since(begin) > stopLimit {
+			s.t.Fatalf("%s: fx does not begin:\n%s", name, tail(string(said), 5))
 		}
 	}
 }
