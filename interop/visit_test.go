@@ -161,8 +161,9 @@ func (v *visit) load(b *baton, turn int) {
 	v.job("set %s writeback_running %d", b.dev, turn%2)
 	v.job("load %s %s %s", b.dev, b.name, b.spec(500, ",flush=100"))
 	v.says(b, "loaded", "dirty", "dirty")
+	v.job("set %s cache/journal_delay_ms 1000", b.dev) // so that much is not flushed
 	v.job("cut %s %d", c.event, c.least+v.r.rnd.IntN(c.spread))
-	v.job("load %s %s %s", b.dev, b.name, b.spec(3000, ",flush=150"))
+	v.job("load %s %s %s", b.dev, b.name, b.spec(3000, ",flush=400"))
 	v.job("off")
 	v.after = append(v.after, func() {
 		v.t.Logf("the power went at: %s", strings.TrimSpace(v.said[strings.LastIndex(v.said, "CUT "):]))
