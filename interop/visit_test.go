@@ -155,10 +155,13 @@ var passes = []struct {
 // load has the kernel write until the power goes. While it writes back, its backing device must lose nothing, for the kernel
 // does not flush it before it takes data for clean (B 5.2).
 func (v *visit) load(b *baton, turn int) {
-	c := passes[turn%len(passes)]
+	c, writeback := passes[turn%len(passes)], turn%2
+	if c.event == "bcache_writeback" {
+		writeback = 1
+	}
 	v.job("set %s writeback_delay 0", b.dev)
 	v.job("set %s writeback_percent 10", b.dev)
-	v.job("set %s writeback_running %d", b.dev, turn%2)
+	v.job("set %s writeback_running %d", b.dev, writeback)
 	v.job("load %s %s %s", b.dev, b.name, b.spec(500, ",flush=100"))
 	v.says(b, "loaded", "dirty", "dirty")
 	v.job("set %s cache/journal_delay_ms 1000", b.dev) // so that much is not flushed
