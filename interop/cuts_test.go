@@ -32,6 +32,7 @@ var cuts = []cut{
 func TestPowerCuts(t *testing.T) {
 	for _, k := range kernels() {
 		t.Run(k, func(t *testing.T) {
+			t.Parallel()
 			for round := range rounds(t) {
 				powerCuts(t, k, round)
 			}

@@ -17,7 +17,10 @@ import (
 // to the kernel's bcache, and back.
 func TestFileSystems(t *testing.T) {
 	for _, k := range kernels() {
-		t.Run(k, func(t *testing.T) { fileSystems(t, k) })
+		t.Run(k, func(t *testing.T) {
+			t.Parallel()
+			fileSystems(t, k)
+		})
 	}
 }
 

@@ -140,7 +140,10 @@ type disk struct{ image, dev string }
 // tools read: the same content, and nothing wrong.
 func TestFormattedHere(t *testing.T) {
 	for _, k := range kernels() {
-		t.Run(k, func(t *testing.T) { formattedHere(t, k) })
+		t.Run(k, func(t *testing.T) {
+			t.Parallel()
+			formattedHere(t, k)
+		})
 	}
 }
 

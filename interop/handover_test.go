@@ -30,6 +30,7 @@ func TestHandOver(t *testing.T) {
 	seed := moments(t)
 	for i, k := range kernels() {
 		t.Run(k, func(t *testing.T) {
+			t.Parallel()
 			r := &relay{place: newPlace(t, k), rnd: rand.New(rand.NewPCG(seed, uint64(i)))}
 			r.writes = filepath.Join(r.dir, "writes")
 			r.append("")

@@ -20,7 +20,8 @@ import (
 	"time"
 )
 
-// kernels returns those that UBCACHE_KERNELS names; vm/setup must have made them ready.
+// kernels returns those that UBCACHE_KERNELS names; vm/setup must have made them ready. Where they do not depend on one
+// another they run side by side, as many as there are processors: a machine of theirs has one.
 func kernels() []string {
 	if k := strings.Fields(os.Getenv("UBCACHE_KERNELS")); len(k) > 0 {
 		return k
