@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -25,6 +26,7 @@ type bench struct {
 	set     *CacheSet
 	volumes []*Volume
 	dir     string
+	log     *slog.Logger // of the sets that are opened from then on
 
 	// Where the bench can break, of the devices that it began with, the cache first.
 	power  *blockdev.Power
@@ -108,7 +110,7 @@ func simulate(t *testing.T, seed uint64, limit time.Duration, o benchOptions, fn
 
 func (b *bench) open(mode string) (err error) {
 	ctx := context.Background()
-	if b.set, err = Open(ctx, Options{CacheDevice: b.cache, RuntimeDir: b.dir}); err != nil {
+	if b.set, err = Open(ctx, Options{CacheDevice: b.cache, RuntimeDir: b.dir, Logger: b.log}); err != nil {
 		return err
 	}
 	b.volumes = nil

@@ -188,6 +188,9 @@ func TestFlashOnlyFullCache(t *testing.T) {
 		if !errors.Is(err, ErrNoSpace) || !errors.Is(err, unix.ENOSPC) {
 			return fmt.Errorf("after %d bytes: %v; want ErrNoSpace", written, err)
 		}
+		if st := v.Stats(); st.NoRoom != 1 || st.DeclinedNoRoom != 0 {
+			return fmt.Errorf("a write found no room, and is not counted once: %+v", st)
+		}
 		if written < 2<<20 {
 			return fmt.Errorf("no space after %d bytes: %+v", written, b.set.Stats())
 		}

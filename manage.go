@@ -75,6 +75,31 @@ func (s *CacheSet) FlashVolumes() []FlashVolume {
 	return list
 }
 
+// An AbsentVolume is a volume with a backing device that is not open, and has dirty data in the set.
+type AbsentVolume struct {
+	Slot  int
+	UUID  string // of the backing device
+	Label string
+	Dirty int64 // bytes
+}
+
+// AbsentVolumes returns the volumes with dirty data that are not open, flash-only ones left out.
+func (s *CacheSet) AbsentVolumes() (list []AbsentVolume) {
+	slots := s.set.Slots()
+	s.set.Lock()
+	defer s.set.Unlock()
+	for i := range slots {
+		e := &slots[i]
+		if e.Unused() || e.Retired() || e.FlashOnly() || s.set.ClaimedLocked(e.UUID) {
+			continue
+		}
+		if n := s.set.DirtyLocked(uint32(i)); n > 0 {
+			list = append(list, AbsentVolume{i, e.UUID.String(), e.LabelString(), n * ondisk.SectorSize})
+		}
+	}
+	return list
+}
+
 // CreateFlash makes a flash-only volume of size bytes, for OpenVolume to open by its label, and returns its slot. It
 // takes no space until it is written to; a set without room for more data refuses writes with ErrNoSpace.
 func (s *CacheSet) CreateFlash(_ context.Context, label string, size int64) (slot int, err error) {

@@ -87,6 +87,10 @@ type VolumeStats struct {
 	ReadRaces       uint64 // cache reads repeated since the bucket was reused meanwhile
 	CacheReadErrors uint64
 
+	CacheWriteErrors             uint64 // writes of data to the cache device that failed
+	NoRoom                       uint64 // writes of which not all found room in the cache
+	DeclinedFull, DeclinedNoRoom uint64 // writes in writeback mode that did not stay in the cache: too much is in use; no bucket was ready
+
 	Reads, Writes, Flushes, Discards, Zeroes uint64
 	ReadBytes, WrittenBytes                  int64
 	InvalidationWaits                        uint64 // writes that waited until what they overwrite was invalidated durably
@@ -136,6 +140,7 @@ func (v *Volume) Stats() VolumeStats {
 		Hits: s.Hits, Misses: s.Misses, BypassHits: s.BypassHits, BypassMisses: s.BypassMisses,
 		BypassedBytes: int64(s.Bypassed) * ondisk.SectorSize, BypassSequential: s.BypassSequential, BypassFull: s.BypassFull,
 		BypassMode: s.BypassMode, BypassUnaligned: s.BypassUnaligned, MissCollisions: s.MissCollisions, FillsSkipped: s.FillsSkipped,
+		CacheWriteErrors: s.CacheWriteErrors, NoRoom: s.NoRoom, DeclinedFull: s.DeclinedFull, DeclinedNoRoom: s.DeclinedNoRoom,
 		ReadRaces: s.ReadRaces, CacheReadErrors: s.CacheReadErrors, Reads: s.Reads, Writes: s.Writes, Flushes: s.Flushes,
 		Discards: s.Discards, Zeroes: s.Zeroes, ReadBytes: int64(s.ReadSectors) * ondisk.SectorSize,
 		WrittenBytes: int64(s.WrittenSectors) * ondisk.SectorSize, InvalidationWaits: s.InvalidationWaits,

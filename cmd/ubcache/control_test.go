@@ -23,10 +23,11 @@ type fakeDaemon struct {
 	label  string
 	hang   bool
 
-	jobs  []*control.Job // what Job answers: one after the other, and then the last one
-	asked []string       // of StartJob, CancelJob, and those of flash-only volumes
-	flash []control.FlashVolume
-	err   error // of all that StartJob, CancelJob and the flash-only volumes do
+	jobs     []*control.Job // what Job answers: one after the other, and then the last one
+	asked    []string       // of StartJob, CancelJob, and those of flash-only volumes
+	flash    []control.FlashVolume
+	err      error // of all that StartJob, CancelJob and the flash-only volumes do
+	errStart error // of StartJob alone
 }
 
 func (f *fakeDaemon) Status(ctx context.Context) (*control.Status, error) {
@@ -96,6 +97,9 @@ func (f *fakeDaemon) ask(format string, args ...any) error {
 }
 
 func (f *fakeDaemon) StartJob(ctx context.Context, volume, kind string) (*control.Job, error) {
+	if f.errStart != nil {
+		return nil, f.errStart
+	}
 	if err := f.ask("%s %s", kind, volume); err != nil {
 		return nil, err
 	}
@@ -190,13 +194,16 @@ func fakeStatus() *control.Status {
 				Job: &control.Job{Kind: "detach", State: "running", DirtyAtStart: control.Num(61 << 20)},
 				Counters: control.Counters{
 					DirtyBytes: n(), Requests: control.Requests{Reads: n(), ReadBytes: n(), Writes: n(), WrittenBytes: n(), Flushes: n(), Discards: n(), Zeroes: n()},
-					Cache:    control.Cache{Hits: n(), Misses: n(), MissCollisions: n(), FillsSkipped: n(), Waits: n(), ReadRaces: n(), ReadErrors: n()},
+					Cache:    control.Cache{Hits: n(), Misses: n(), MissCollisions: n(), FillsSkipped: n(), Waits: n(), ReadRaces: n(), ReadErrors: n(), WriteErrors: n(), NoRoom: n()},
 					Bypassed: control.Bypassed{ReadHits: n(), ReadMisses: n(), Bytes: n(), ByReason: map[string]control.Number{"sequential": n(), "mode": n()}},
+					Declined: map[string]control.Number{"in_use": n(), "no_room": n()},
 				},
 			},
 			{Name: "idle", SizeBytes: control.Num(1 << 20), Connections: control.Num(0), Counters: zero},
 		},
 	}
+	s.Set.Absent = []control.AbsentVolume{{Slot: control.Num(3), UUID: "22222222-0000-4000-8000-000000000001", Label: "left", DirtyBytes: control.Num(5 << 20)}}
+	s.Volumes = append(s.Volumes, control.Volume{Name: "scratch", Flash: true, Counters: control.Sum(nil)})
 	s.Total = control.Sum(s.Volumes)
 	return s
 }

@@ -39,6 +39,10 @@ Of the buckets of the cache device, those that are available can be reused witho
 empty or ready, or all that is in them is on the backing devices too. The others are in use. Dirty data is cached data
 that is not on the backing devices yet.
 
+A volume of the set that has dirty data, and whose backing device the daemon was not given, is shown as LEFT OUT: do not
+use that device without its cache. Writes in writeback mode that went to the backing device at once are counted by
+reason: too much of the cache was in use, or no bucket had room.
+
 Of a volume in writeback mode, or with dirty data, it shows how fast that goes back: the rate in bytes a second, the
 target of dirty data that it is to bring about, and what the rate was made of when it was last worked out: the
 proportional part, for the distance from the target, the integral part, for how long there has been one, and its
@@ -102,7 +106,7 @@ func printStatus(w io.Writer, s *control.Status) {
 		p.volume(&s.Volumes[i])
 	}
 	fmt.Fprintf(w, "\ntotal of %d volumes\n", len(s.Volumes))
-	p.counters(&s.Total)
+	p.counters(&s.Total, "in the cache alone")
 }
 
 // A printer writes lines of one figure each.
@@ -147,6 +151,10 @@ func (p printer) set(s *control.Set) {
 	p.line("  suspect", b.Suspect, "put aside until they are verified")
 	p.bytes("cached data", s.CachedBytes, "dirty data included")
 	p.bytes("dirty data", s.DirtyBytes, "not on the backing devices yet")
+	for i := range s.Absent {
+		a := &s.Absent[i]
+		p.bytes("LEFT OUT: slot "+a.Slot.String(), a.DirtyBytes, fmt.Sprintf("dirty, of uuid %s label %q, which is not complete without them", a.UUID, a.Label))
+	}
 	p.line("index: nodes in memory", s.Btree.Nodes, "")
 	p.bytes("index: memory", s.Btree.Bytes, "")
 	p.line("index: nodes read", s.Btree.Reads, "")
@@ -209,7 +217,11 @@ func (p printer) volume(v *control.Volume) {
 			p.writeback(w)
 		}
 	}
-	p.counters(&v.Counters)
+	note = "not on the backing device yet"
+	if v.Flash {
+		note = "nowhere else"
+	}
+	p.counters(&v.Counters, note)
 }
 
 // job writes how the last job of a volume is.
@@ -253,8 +265,8 @@ func orDash(s string) string {
 	return s
 }
 
-func (p printer) counters(c *control.Counters) {
-	p.bytes("dirty data", c.DirtyBytes, "not on the backing device yet")
+func (p printer) counters(c *control.Counters, dirty string) {
+	p.bytes("dirty data", c.DirtyBytes, dirty)
 	r := &c.Requests
 	p.line("reads", r.Reads, "")
 	p.bytes("  read", r.ReadBytes, "")
@@ -274,6 +286,11 @@ func (p printer) counters(c *control.Counters) {
 	p.line("misses not kept: no room", c.Cache.FillsSkipped, "")
 	p.line("reads repeated", c.Cache.ReadRaces, "their bucket was reused meanwhile")
 	p.line("read errors of the cache", c.Cache.ReadErrors, "")
+	p.line("write errors of the cache", c.Cache.WriteErrors, "")
+	p.line("writes without room", c.Cache.NoRoom, "in the cache, for all or some of it")
+	for _, reason := range slices.Sorted(maps.Keys(c.Declined)) {
+		p.line("not written back: "+strings.ReplaceAll(reason, "_", " "), c.Declined[reason], "writes in writeback mode that went to the backing device at once")
+	}
 	p.line("writes that waited", c.Cache.Waits, "until what they overwrite was durably invalid")
 	b := &c.Bypassed
 	p.line("bypassed reads, cached", b.ReadHits, "")

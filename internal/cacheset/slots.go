@@ -29,6 +29,9 @@ func (s *Set) Unclaim(id ondisk.UUID) {
 	s.mu.Unlock()
 }
 
+// ClaimedLocked reports whether a uuid is somebody's: see Claim.
+func (s *Set) ClaimedLocked(id ondisk.UUID) bool { return s.claimed[id] }
+
 // Slots returns a copy of the uuid array: slot i belongs to inode i.
 func (s *Set) Slots() []ondisk.UUIDEntry {
 	s.mu.Lock()

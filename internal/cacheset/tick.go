@@ -15,7 +15,12 @@ func (s *Set) rest(d time.Duration) error {
 
 // tickLoop is the goroutine that does what only time brings about.
 func (s *Set) tickLoop() {
+	told := false
 	for s.rt.SleepContext(s.stop, tickEvery) == nil {
+		if err := s.Err(); err != nil && s.failed.Load() == nil && !told {
+			told = true
+			s.log.Error("the cache set has stopped", "set", s.UUID().String(), "err", err)
+		}
 		s.mu.Lock()
 		if s.Err() == nil {
 			s.tickLocked()

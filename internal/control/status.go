@@ -95,6 +95,17 @@ type Set struct {
 	DiscardErrors  Number `json:"discard_errors,omitzero"`
 	Verified       Number `json:"verifications,omitzero"`    // times that all counts were held against the index
 	Mismatches     Number `json:"count_mismatches,omitzero"` // counts that were not what the index had: each is an error of ours
+
+	// Volumes with dirty data whose backing devices the daemon was not given.
+	Absent []AbsentVolume `json:"absent_volumes,omitempty"`
+}
+
+// An AbsentVolume is a volume of the set that is not served, though it has dirty data.
+type AbsentVolume struct {
+	Slot       Number `json:"slot"`
+	UUID       string `json:"uuid"` // of the backing device
+	Label      string `json:"label,omitempty"`
+	DirtyBytes Number `json:"dirty_bytes"`
 }
 
 // Buckets says how many buckets of the cache device are in which state; each is in one.
@@ -182,6 +193,9 @@ type Counters struct {
 	Requests   Requests `json:"requests"`
 	Cache      Cache    `json:"cache"`
 	Bypassed   Bypassed `json:"bypassed"`
+
+	// Writes in writeback mode that did not stay in the cache, though they were not bypassed, by reason.
+	Declined map[string]Number `json:"writeback_declined,omitempty"`
 }
 
 // Requests counts what clients asked for.
@@ -206,6 +220,8 @@ type Cache struct {
 	Waits           Number   `json:"invalidation_waits,omitzero"` // writes that waited until what they overwrite was durably invalid
 	ReadRaces       Number   `json:"read_races,omitzero"`         // reads repeated, their bucket was reused meanwhile
 	ReadErrors      Number   `json:"read_errors,omitzero"`        // of the cache device
+	WriteErrors     Number   `json:"write_errors,omitzero"`       // of the cache device, where data was to go there
+	NoRoom          Number   `json:"writes_no_room,omitzero"`     // writes of which not all found room in the cache
 }
 
 // Bypassed counts requests that were kept out of the cache.
@@ -237,8 +253,17 @@ func Sum(volumes []Volume) Counters {
 	t := Counters{
 		DirtyBytes: zero,
 		Requests:   Requests{zero, zero, zero, zero, zero, zero, zero},
-		Cache:      Cache{Hits: zero, Misses: zero, MissCollisions: zero, FillsSkipped: zero, Waits: zero, ReadRaces: zero, ReadErrors: zero},
+		Cache:      Cache{Hits: zero, Misses: zero, MissCollisions: zero, FillsSkipped: zero, Waits: zero, ReadRaces: zero, ReadErrors: zero, WriteErrors: zero, NoRoom: zero},
 		Bypassed:   Bypassed{ReadHits: zero, ReadMisses: zero, Bytes: zero, ByReason: map[string]Number{}},
+		Declined:   map[string]Number{},
+	}
+	reasons := func(to, from map[string]Number) {
+		for reason, n := range from {
+			if old, ok := to[reason]; ok {
+				n = n.Plus(old)
+			}
+			to[reason] = n
+		}
 	}
 	add := func(to *Number, n Number) { *to = to.Plus(n) }
 	for i := range volumes {
@@ -260,15 +285,13 @@ func Sum(volumes []Volume) Counters {
 		add(&c.Waits, d.Waits)
 		add(&c.ReadRaces, d.ReadRaces)
 		add(&c.ReadErrors, d.ReadErrors)
+		add(&c.WriteErrors, d.WriteErrors)
+		add(&c.NoRoom, d.NoRoom)
 		add(&t.Bypassed.ReadHits, v.Bypassed.ReadHits)
 		add(&t.Bypassed.ReadMisses, v.Bypassed.ReadMisses)
 		add(&t.Bypassed.Bytes, v.Bypassed.Bytes)
-		for reason, n := range v.Bypassed.ByReason {
-			if old, ok := t.Bypassed.ByReason[reason]; ok {
-				n = n.Plus(old)
-			}
-			t.Bypassed.ByReason[reason] = n
-		}
+		reasons(t.Bypassed.ByReason, v.Bypassed.ByReason)
+		reasons(t.Declined, v.Declined)
 	}
 	t.Cache.HitRatioPercent = t.Cache.HitRatio()
 	return t

@@ -114,6 +114,9 @@ func (b *backend) Status(context.Context) (*control.Status, error) {
 	s := &control.Status{
 		Version: b.version, PID: os.Getpid(), Started: b.started, Set: setStatus(set.Stats()), Volumes: []control.Volume{},
 	}
+	for _, a := range set.AbsentVolumes() {
+		s.Set.Absent = append(s.Set.Absent, control.AbsentVolume{Slot: control.Num(a.Slot), UUID: a.UUID, Label: a.Label, DirtyBytes: control.Num(a.Dirty)})
+	}
 	connections := b.connections()
 	for _, v := range b.served() {
 		stats := v.Stats()
@@ -197,6 +200,7 @@ func counters(v *ubcache.VolumeStats) control.Counters {
 		Cache: control.Cache{
 			Hits: control.Num(v.Hits), Misses: control.Num(v.Misses), MissCollisions: control.Num(v.MissCollisions),
 			FillsSkipped: control.Num(v.FillsSkipped), Waits: control.Num(v.InvalidationWaits), ReadRaces: control.Num(v.ReadRaces), ReadErrors: control.Num(v.CacheReadErrors),
+			WriteErrors: control.Num(v.CacheWriteErrors), NoRoom: control.Num(v.NoRoom),
 		},
 		Bypassed: control.Bypassed{
 			ReadHits: control.Num(v.BypassHits), ReadMisses: control.Num(v.BypassMisses), Bytes: control.Num(v.BypassedBytes),
@@ -205,6 +209,9 @@ func counters(v *ubcache.VolumeStats) control.Counters {
 				"mode": control.Num(v.BypassMode), "unaligned": control.Num(v.BypassUnaligned),
 			},
 		},
+	}
+	if !v.Flash {
+		c.Declined = map[string]control.Number{"in_use": control.Num(v.DeclinedFull), "no_room": control.Num(v.DeclinedNoRoom)}
 	}
 	c.Cache.HitRatioPercent = c.Cache.HitRatio()
 	return c

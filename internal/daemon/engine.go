@@ -17,6 +17,7 @@ type cacheSet interface {
 	Attribute(object, name string) (string, error)
 	SetAttribute(ctx context.Context, object, name, value string) error
 	CloseVolume(ctx context.Context, name string) error
+	AbsentVolumes() []ubcache.AbsentVolume
 	FlashVolumes() []ubcache.FlashVolume
 	CreateFlash(ctx context.Context, label string, size int64) (slot int, err error)
 	GrowFlash(ctx context.Context, name string, size int64) error

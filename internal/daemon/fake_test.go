@@ -30,6 +30,7 @@ type fakeSet struct {
 	stuck               bool          // closing does not mind the context
 	wrap                func(blockdev.Device) blockdev.Device
 
+	absent                           []ubcache.AbsentVolume
 	flash                            []ubcache.FlashVolume
 	failCreate, failGrow, failDelete error
 	failCloseVolume                  error
@@ -129,6 +130,8 @@ func (f *fakeSet) Stats() ubcache.SetStats {
 		DiscardedBuckets: 37, DiscardedBytes: 38, DiscardErrors: 39, MovedBytes: 40, MovedBuckets: 41, Verifications: 42, Mismatches: 43,
 	}
 }
+
+func (f *fakeSet) AbsentVolumes() []ubcache.AbsentVolume { return f.absent }
 
 func (f *fakeSet) Objects() []string {
 	f.mu.Lock()
@@ -297,7 +300,7 @@ func (v *fakeVolume) Stats() ubcache.VolumeStats {
 		Flash: v.options.Flash != "", Slot: v.slot,
 		Hits: 1, Misses: 2, BypassHits: 3, BypassMisses: 4, BypassedBytes: 5, BypassSequential: 6, BypassFull: 7, BypassMode: 8, BypassUnaligned: 9,
 		MissCollisions: 10, ReadRaces: 11, Reads: 12, Writes: 13, Flushes: 14, Discards: 15, Zeroes: 16, ReadBytes: 17, WrittenBytes: 18,
-		CacheReadErrors: 19, DirtyBytes: 20 + v.dirty.Load(), FillsSkipped: 21, InvalidationWaits: 22, Mode: "writeback", State: "dirty",
+		CacheReadErrors: 19, DirtyBytes: 20 + v.dirty.Load(), FillsSkipped: 21, InvalidationWaits: 22, CacheWriteErrors: 33, NoRoom: 34, DeclinedFull: 35, DeclinedNoRoom: 36, Mode: "writeback", State: "dirty",
 	}
 	if !s.Flash && !v.detached.Load() {
 		s.Attached = true

@@ -113,6 +113,7 @@ func Serve(ctx context.Context, c Config) (err error) {
 			return err
 		}
 	}
+	s.logStart()
 	s.backend.start(s.set, s.nbd, s.served.Addrs)
 	if c.Ready != nil {
 		c.Ready(s.served)
@@ -132,7 +133,7 @@ func (s *serving) startControl(context.Context) error {
 	if path == "" {
 		dir, err := firstFolder(s.folders)
 		if err != nil {
-			s.Log.Warn("no control socket: status, get and set will not reach this daemon; --socket names another place", "err", err)
+			s.Log.Warn("no control socket: status, get, set, flush, detach and flash will not reach this daemon; --socket names another place", "err", err)
 			return nil
 		}
 		path = filepath.Join(dir, control.SocketName)
@@ -211,8 +212,29 @@ func (s *serving) openSet(ctx context.Context) error {
 		return err
 	}
 	s.set = set
-	s.down.add(func() error { return closeSet(set, s.closeLimit, s.closeGrace, s.Log) })
+	s.down.add(func() error { return s.closeSet(set) })
 	return nil
+}
+
+// logStart says what the start found: what it has recovered, and what of the set it was not given.
+func (s *serving) logStart() {
+	st := s.set.Stats()
+	s.Log.Info("the set is open", "set", st.UUID, "replayed keys", st.ReplayedKeys, "mapped entries", st.MappedEntries,
+		"volumes", len(s.served.Volumes), "dirty bytes", st.DirtyBytes)
+	for _, a := range s.set.AbsentVolumes() {
+		s.Log.Warn("a volume with dirty data is left out: its backing device was not given, and is not complete without the cache",
+			"label", a.Label, "uuid", a.UUID, "slot", a.Slot, "dirty bytes", a.Dirty)
+	}
+}
+
+// closeSet closes the set, and says what it leaves dirty.
+func (s *serving) closeSet(set cacheSet) error {
+	dirty := set.Stats().DirtyBytes
+	err := closeSet(set, s.closeLimit, s.closeGrace, s.Log)
+	if err == nil {
+		s.Log.Info("the set is closed", "dirty bytes", dirty)
+	}
+	return err
 }
 
 // openVolumes opens the volumes and makes them exports.

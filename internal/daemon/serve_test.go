@@ -80,6 +80,7 @@ func newIO(t *testing.T, dev blockdev.Device) *blockdev.IO {
 
 func TestServe(t *testing.T) {
 	f := newFakeSet()
+	f.absent = []ubcache.AbsentVolume{{Slot: 7, UUID: "22222222-0000-4000-8000-000000000001", Label: "left", Dirty: 8}}
 	c := fakeConfig(t, f)
 	c.NodeCache, c.Engine = 1<<20, "pread"
 	r := serve(t, c)
@@ -140,14 +141,18 @@ func TestServe(t *testing.T) {
 		`"btree":{"nodes_in_memory":11,"bytes_in_memory":12,"depth":18,"node_reads":19,"node_appends":20,"node_rewrites":21,"node_splits":22,"sweeps":27,"nodes_swept":28,"nodes_coalesced":29,"nodes_stale":30,"trees_lowered":31,"room_waits":32,"btree_nodes":33,"keys":34,"btree_used_percent":35},` +
 		`"journal":{"entries":13,"keys":14,"bytes":15,"replayed_keys":25,"mapped_entries":26},` +
 		`"allocation_batches":16,"evicted_buckets":17,"no_bucket_ready":23,"moved_bytes":40,"moved_buckets":41,"max_generation_lag":24,` +
-		`"discarded_buckets":37,"discarded_bytes":38,"discard_errors":39,"verifications":42,"count_mismatches":43}`; string(text) != want {
+		`"discarded_buckets":37,"discarded_bytes":38,"discard_errors":39,"verifications":42,"count_mismatches":43,` +
+		`"absent_volumes":[{"slot":7,"uuid":"22222222-0000-4000-8000-000000000001","label":"left","dirty_bytes":8}]}`; string(text) != want {
 		t.Errorf("%s\nwant %s", text, want)
 	}
 	text, _ = json.Marshal(s.Volumes[2].Counters)
 	if want := `{"dirty_bytes":20,"requests":{"reads":12,"read_bytes":17,"writes":13,"written_bytes":18,"flushes":14,"discards":15,"zeroes":16},` +
-		`"cache":{"hits":1,"misses":2,"hit_ratio_percent":33.33,"miss_collisions":10,"fills_skipped":21,"invalidation_waits":22,"read_races":11,"read_errors":19},` +
+		`"cache":{"hits":1,"misses":2,"hit_ratio_percent":33.33,"miss_collisions":10,"fills_skipped":21,"invalidation_waits":22,"read_races":11,"read_errors":19,"write_errors":33,"writes_no_room":34},` +
 		`"bypassed":{"read_hits":3,"read_misses":4,"bytes":5,"by_reason":{"cache_full":7,"mode":8,"sequential":6,"unaligned":9}}}`; string(text) != want {
 		t.Errorf("%s\nwant %s", text, want)
+	}
+	if d := s.Volumes[0].Declined; len(d) != 2 || d["in_use"] != control.Num(35) || d["no_room"] != control.Num(36) {
+		t.Errorf("declined: %v", d)
 	}
 	text, _ = json.Marshal(s.Volumes[0].Writeback)
 	if want := `{"running":true,"draining":true,"detaching":false,"at_max_rate":false,"rate_bytes_per_second":23,"target_bytes":24,"dirty_bytes":25,` +
@@ -165,6 +170,15 @@ func TestServe(t *testing.T) {
 	}
 
 	r.stop()
+	for _, want := range []string{
+		`level=INFO msg="the set is open" set=11111111-0000-4000-8000-000000000001 "replayed keys"=25 "mapped entries"=26 volumes=3 "dirty bytes"=10`,
+		`level=WARN msg="a volume with dirty data is left out: its backing device was not given, and is not complete without the cache" label=left uuid=22222222-0000-4000-8000-000000000001 slot=7 "dirty bytes"=8`,
+		`level=INFO msg="the set is closed" "dirty bytes"=10`,
+	} {
+		if !strings.Contains(r.log.String(), want) {
+			t.Errorf("no %s in\n%s", want, r.log)
+		}
+	}
 	if want := []string{"open", "volume a", "volume b", "volume f", "close a", "close b", "close f", "close"}; !slices.Equal(f.notes(), want) {
 		t.Errorf("%v, want %v", f.notes(), want)
 	}

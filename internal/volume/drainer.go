@@ -703,6 +703,9 @@ func (v *Volume) WritebackStatus() WritebackStatus {
 	if s.Terms.Rate < writeback.MaxRate {
 		s.NextIO = max(0, w.limiter.Delay(v.rt.Now()))
 	}
+	if is { // what was worked out before is of a cache that the volume has no more
+		s.Terms, s.NextIO = writeback.Terms{}, 0
+	}
 	s.StripeSectors, s.PartialStripe = stripeSectors(&v.back.info), v.back.info.PartialStripe
 	return s
 }

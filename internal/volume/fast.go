@@ -63,6 +63,10 @@ func (o *op) arrivedLocked(b *batch) bool {
 	r := o.req
 	if r.Err = o.io.end(); r.Err != nil {
 		v.set.DropLocked(o.keys, true)
+		v.stats.CacheWriteErrors++
+		if n := v.warnedLocked(warnCacheWrite); n > 0 {
+			b.failed, b.failedTimes = r.Err, n
+		}
 	} else if !v.set.TryInsertLocked(in) || r.Flags&blockdev.FUA != 0 || !v.set.Lasting() {
 		b.slow = append(b.slow, o)
 		return true

@@ -96,8 +96,14 @@ func (f *flight) fly() {
 	}
 	f.runs = f.runs[:0]
 
+	var times uint64 // to be told of, when the lock is free
+	var bad error
+	defer func() { v.tell(warnWriteback, times, bad) }()
 	v.set.Lock()
 	defer v.set.Unlock()
+	if len(f.bad) > 0 {
+		times, bad = v.warnedLocked(warnWriteback), f.bad[0].err
+	}
 	if err == nil {
 		v.newest = max(v.newest, in.Seq)
 		w.stats.KeysDone += uint64(len(in.Old))

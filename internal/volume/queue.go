@@ -27,6 +27,9 @@ type batch struct {
 	done    []*blockdev.Request
 	slow    []*op
 	over    []*op // to be put back
+
+	failed      error // of the cache device, to be logged: it has failed so many times
+	failedTimes uint64
 }
 
 func (b *batch) reset() {
@@ -250,6 +253,10 @@ func (q *queue) arrived(done []*blockdev.Request) {
 		}
 	}
 	v.set.Unlock()
+	if b.failed != nil { // no log under the lock
+		v.tell(warnCacheWrite, b.failedTimes, b.failed)
+		b.failed = nil
+	}
 	for _, r := range done {
 		p, ok := r.Owner.(*hitPart)
 		if !ok {

@@ -1,6 +1,8 @@
 package volume
 
 import (
+	"fmt"
+
 	"github.com/ubcache/ubcache/internal/blockdev"
 	"github.com/ubcache/ubcache/internal/bucket"
 	"github.com/ubcache/ubcache/internal/ondisk"
@@ -180,15 +182,17 @@ func (o *op) fallBack() error {
 		if p.part < 0 || g.parts[p.part].Err == nil {
 			continue
 		}
-		if err := g.parts[p.part].Err; !p.hit || p.dirty || v.flash {
-			return err
+		err := g.parts[p.part].Err
+		if p.hit {
+			v.warn(warnCacheRead, fmt.Errorf("sector %d: %w", p.ptr.Sector(), err))
+			if !o.retry { // else it was counted when it failed first
+				v.set.Lock()
+				v.stats.CacheReadErrors++
+				v.set.Unlock()
+			}
 		}
-		v.log.Warn("the cache device could not be read; the backing device has the data", "volume", v.name,
-			"sector", p.ptr.Sector(), "err", g.parts[p.part].Err)
-		if !o.retry { // else it was counted when it failed first
-			v.set.Lock()
-			v.stats.CacheReadErrors++
-			v.set.Unlock()
+		if !p.hit || p.dirty || v.flash {
+			return err
 		}
 		var second group
 		second.init(v, &v.back, &v.cache)
@@ -224,6 +228,7 @@ func (o *op) store(p *piece, epoch uint64) {
 	o.addWrites(p.buf.Data, p.start)
 	err := o.io.run()
 	if err != nil {
+		v.cacheFailed(err)
 		v.set.Lock()
 		v.set.DropLocked(o.keys, true)
 		v.set.Unlock()

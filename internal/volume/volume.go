@@ -95,6 +95,7 @@ type Volume struct {
 	dirty      dirtyState
 	left       bool // the volume has given its inode up, for good: it may be another's
 
+	warned   [warnings]warned
 	replaced []*conf // configurations that requests may still go by
 	failed   error   // of a flush that nobody was told of yet
 	stats    Stats
@@ -112,6 +113,12 @@ type Stats struct {
 	ReadRaces       uint64 // cache reads whose bucket was reused meanwhile
 	CacheReadErrors uint64
 	FillsSkipped    uint64 // too many under way, or no bucket
+
+	CacheWriteErrors uint64 // of data; its blocks are not in the cache, or the request failed
+	NoRoom           uint64 // writes of which not all found room in the cache
+
+	// Writes of a volume in writeback mode that did not stay in the cache, although nothing else kept them out of it.
+	DeclinedFull, DeclinedNoRoom uint64 // too many buckets in use; no bucket ready
 
 	Reads, Writes, Flushes, Discards, Zeroes uint64
 	ReadSectors, WrittenSectors              uint64

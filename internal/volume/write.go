@@ -60,6 +60,9 @@ func (o *op) write() error {
 	}
 	v.ranges.toCacheLocked(w, way == routeBack)
 	v.countWriteLocked(o.req)
+	if err == nil {
+		o.declinedLocked(way)
+	}
 	v.set.Unlock()
 	if err == nil {
 		switch way {
@@ -113,6 +116,14 @@ func (o *op) routingLocked(w span, dirty bool) routing {
 		PartialStripe: v.stripeDirtyLocked(w), Bypass: o.why != accepted, Sync: true,
 	})
 	return rt
+}
+
+// declinedLocked counts a write in writeback mode that goes to the backing device because of how much is in use. Those
+// that are bypassed are counted as such.
+func (o *op) declinedLocked(way route) {
+	if o.conf.Mode == ondisk.Writeback && !o.v.flash && o.req.Op == blockdev.OpWrite && o.why == accepted && way != routeBack {
+		o.v.stats.DeclinedFull++
+	}
 }
 
 func (v *Volume) countWriteLocked(r *blockdev.Request) {
@@ -177,6 +188,9 @@ func (o *op) through(w span, cached bool) error {
 	}
 	v.set.Lock()
 	o.roomLocked(w, bucket.ForClean)
+	if n := len(o.keys); n == 0 || o.keys[n-1].End() < w.end {
+		v.stats.NoRoom++
+	}
 	v.set.Unlock()
 	data := o.req.Buf
 	o.io.reset()
@@ -186,6 +200,7 @@ func (o *op) through(w span, cached bool) error {
 		if err := o.io.parts[0].Err; err != nil {
 			return o.lost(w, err)
 		}
+		v.cacheFailed(err)
 		o.stripFailed()
 	}
 	// What found no room is invalidated.
@@ -497,15 +512,26 @@ func (o *op) back(w span) error {
 			if tries++; tries <= spaceTries && v.set.WaitSpace() == nil {
 				continue
 			}
+			v.set.Lock()
+			v.stats.NoRoom++
+			if o.conf.Mode == ondisk.Writeback && !v.flash && o.why == accepted {
+				v.stats.DeclinedNoRoom++
+			}
+			v.set.Unlock()
 			if !v.flash {
 				return o.instead(span{at, w.end})
 			}
-			return errors.Join(ErrNoSpace, v.set.Err())
+			if err := v.set.Err(); err != nil {
+				return errors.Join(ErrNoSpace, err)
+			}
+			v.warn(warnNoSpace, ErrNoSpace)
+			return ErrNoSpace
 		}
 		end := o.keys[len(o.keys)-1].End()
 		o.io.reset()
 		o.addWrites(o.req.Buf[(at-w.start)*ondisk.SectorSize:], at)
 		if err := o.io.run(); err != nil {
+			v.cacheFailed(err)
 			v.set.Lock()
 			v.set.DropLocked(o.keys, true)
 			v.set.Unlock()
