@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -22,6 +23,8 @@ import (
 type opened struct {
 	cache    blockdev.Device // nil: none named
 	backings []blockdev.Device
+
+	runtimeDirs []string // where a process that served the set may have left something
 }
 
 // openDevices opens what the flags name.
@@ -31,6 +34,15 @@ func openDevices(env *environment, d *deviceFlags) (o opened, err error) {
 			o.Close()
 		}
 	}()
+	if o.runtimeDirs, err = runtimeDirs(d.RuntimeDir); err != nil {
+		return o, err
+	}
+	if slices.Contains(d.Backing, "") {
+		return o, usageErrorf("--backing is empty")
+	}
+	if err := noneTwice(d.paths()); err != nil {
+		return o, err
+	}
 	open := func(path string) (blockdev.Device, error) {
 		return blockdev.Open(path, blockdev.Options{ReadOnly: true, Logger: newLogger(env.stderr)})
 	}
@@ -40,9 +52,6 @@ func openDevices(env *environment, d *deviceFlags) (o opened, err error) {
 		}
 	}
 	for _, path := range d.Backing {
-		if path == "" {
-			return o, usageErrorf("--backing is empty")
-		}
 		dev, err := open(path)
 		if err != nil {
 			return o, err
@@ -94,8 +103,9 @@ func openVolume(ctx context.Context, env *environment, o *opened, d *deviceFlags
 	release = func() {}
 	var set *offline.Set
 	if o.cache != nil {
-		set, err = offline.Open(ctx, o.cache, offline.Options{})
+		set, err = offline.Open(ctx, o.cache, offline.Options{RuntimeDirs: o.runtimeDirs})
 		release = func() { set.Close() }
+		noteMapped(env, &set.Mapped)
 		if err != nil {
 			return nil, release, err
 		}

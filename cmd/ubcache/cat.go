@@ -13,7 +13,7 @@ import (
 func newCatCommand(env *environment) *cobra.Command {
 	var devices deviceFlags
 	cmd := &cobra.Command{
-		Use:   "cat [--cache DEV] (--backing DEV | --flash NAME)",
+		Use:   "cat [--cache DEV [--runtime-dir FOLDER]] (--backing DEV | --flash NAME)",
 		Short: "Write the content of a volume to standard output",
 		Args:  wantArgs(0, 0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -29,11 +29,14 @@ func newCatCommand(env *environment) *cobra.Command {
 			return cat(cmd, env, &devices)
 		},
 	}
-	devices.add(cmd, roleCache, roleBacking, roleFlash)
+	devices.add(cmd, roleCache, roleOneBacking, roleFlash)
+	runtimeDirFlag(cmd, &devices.RuntimeDir)
 	return describe(cmd, help{
 		long: `
 Write what a reader of the volume would see - backing device and cache together, the journal replayed - to standard
 output, byte for byte. The devices are at rest, and only read.
+
+` + runtimeDirHelp + `
 
 The cache device may be left out for a backing device that is not attached to any (state none or stale).
 

@@ -14,7 +14,7 @@ func newCheckCommand(env *environment) *cobra.Command {
 	var devices deviceFlags
 	var asJSON, data bool
 	cmd := &cobra.Command{
-		Use:   "check --cache DEV [--backing DEV]... [--data] [--json]",
+		Use:   "check --cache DEV [--backing DEV]... [--runtime-dir FOLDER] [--data] [--json]",
 		Short: "Read everything, report everything, change nothing",
 		Args:  wantArgs(0, 0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -25,6 +25,7 @@ func newCheckCommand(env *environment) *cobra.Command {
 		},
 	}
 	devices.add(cmd, roleCache, roleBacking)
+	runtimeDirFlag(cmd, &devices.RuntimeDir)
 	cmd.Flags().BoolVar(&data, "data", false, "read all cached data too, to find what the device cannot read any more")
 	jsonFlag(cmd, &asJSON)
 	return describe(cmd, help{
@@ -38,6 +39,8 @@ Each finding is a line: severity, code, device and place, what is there. Severit
   degraded      no data is lost; something works less well, or a kernel may refuse the set until repaired
   data at risk  some data is lost or cannot be told from older data; the places are named
   fatal         the set cannot be opened, not even for reading
+
+` + runtimeDirHelp + `
 
 docs/check.md explains every code.`,
 		example: "ubcache check --cache /dev/nvme0n1p4 --backing /dev/sdb --backing /dev/sdc",
@@ -66,11 +69,12 @@ func check(cmd *cobra.Command, env *environment, d *deviceFlags, data, asJSON bo
 	defer open.Close()
 	nodes, bytes := newProgress(env, "tree nodes", false), newProgress(env, "cached data", true)
 	o := offline.CheckOptions{Data: data, DataProgress: bytes.set}
-	o.Progress = nodes.set
+	o.Progress, o.RuntimeDirs = nodes.set, open.runtimeDirs
 	set, _, err := offline.Check(cmd.Context(), open.cache, open.backings, o)
 	defer func() { set.Close() }() // it is there after an error too
 	nodes.end()
 	bytes.end()
+	noteMapped(env, &set.Mapped)
 	if err != nil {
 		return err
 	}

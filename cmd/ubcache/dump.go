@@ -23,7 +23,7 @@ func newDumpCommand(env *environment) *cobra.Command {
 	var what []string
 	var asJSON, all bool
 	cmd := &cobra.Command{
-		Use:   "dump --cache DEV [--what PART,...] [--all] [--json]",
+		Use:   "dump --cache DEV [--runtime-dir FOLDER] [--what PART,...] [--all] [--json]",
 		Short: "Print the metadata of a cache device",
 		Args:  wantArgs(0, 0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -39,6 +39,7 @@ func newDumpCommand(env *environment) *cobra.Command {
 		},
 	}
 	devices.add(cmd, roleCache)
+	runtimeDirFlag(cmd, &devices.RuntimeDir)
 	f := cmd.Flags()
 	f.StringSliceVar(&what, "what", []string{"superblock", "journal", "uuids", "btree", "buckets"}, "`PARTS` to print, of "+strings.Join(dumpParts, ","))
 	f.BoolVar(&all, "all", false, "with btree, also the keys that hold no data: stale ones, invalidations, placeholders")
@@ -54,6 +55,9 @@ Print the metadata of a cache device at rest, as text or, with --json, as one JS
               INODE:START len SECTORS -> [DEVICE:SECTOR gen GENERATION] dirty
   nodes       the nodes of the tree and their sets
   buckets     role, generation, priority and live sectors of each bucket
+
+` + runtimeDirHelp + ` Its entries
+are printed as "mapped".
 
 Sectors are of 512 bytes; START counts from the beginning of the backing device, its data offset included.`,
 		example: "ubcache dump --cache /dev/nvme0n1p4 --what btree,uuids --json",
@@ -91,12 +95,13 @@ func dump(ctx context.Context, env *environment, devices *deviceFlags, what []st
 		d.json.SetEscapeHTML(false)
 	}
 	var nodes []nodeLine
-	o := offline.Options{}
+	o := offline.Options{RuntimeDirs: open.runtimeDirs}
 	if slices.Contains(what, "nodes") {
 		o.EachNode = func(ref offline.NodeRef, n *ondisk.Node) { nodes = append(nodes, newNodeLine(ref, n)) }
 	}
 	set, err := offline.Open(ctx, open.cache, o)
 	defer func() { set.Close() }() // it is there after an error too
+	noteMapped(env, &set.Mapped)
 	if set.Super != nil {
 		if slices.Contains(what, "superblock") {
 			shown, err := offline.Show(open.cache)
@@ -219,11 +224,7 @@ func (d *dumper) journal(s *offline.Set) {
 		}
 		keys, err := s.EntryKeys(e)
 		for i := range keys {
-			l := newKeyLine("entry_key", &keys[i])
-			d.print(struct {
-				keyLine
-				Seq uint64 `json:"seq"`
-			}{l, e.Seq}, "  %v", keys[i])
+			d.entryKey(e.Seq, &keys[i])
 		}
 		if err != nil {
 			d.print(struct {
@@ -233,6 +234,25 @@ func (d *dumper) journal(s *offline.Set) {
 			}{"error", e.Seq, err.Error()}, "  %v", err)
 		}
 	}
+	for i := range s.Mapped.Entries {
+		e := &s.Mapped.Entries[i]
+		d.print(struct {
+			Type string `json:"type"`
+			Seq  uint64 `json:"seq"`
+			File string `json:"file"`
+		}{"mapped_entry", e.Seq, s.Mapped.Path}, "entry %d: mapped, in %s, needed", e.Seq, s.Mapped.Path)
+		for j := range e.Keys {
+			d.entryKey(e.Seq, &e.Keys[j])
+		}
+	}
+}
+
+// entryKey prints a key of a journal entry.
+func (d *dumper) entryKey(seq uint64, k *ondisk.Key) {
+	d.print(struct {
+		keyLine
+		Seq uint64 `json:"seq"`
+	}{newKeyLine("entry_key", k), seq}, "  %v", *k)
 }
 
 // bucketRef names the bucket that a reference to metadata points to.

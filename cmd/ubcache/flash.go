@@ -17,9 +17,9 @@ import (
 
 // flashFlags are what a command line of "ubcache flash" says besides its words.
 type flashFlags struct {
-	devices            deviceFlags // the cache alone; empty: the running daemon is asked
-	socket, runtimeDir string
-	asJSON, force      bool
+	devices       deviceFlags // the cache alone; empty: the running daemon is asked
+	socket        string
+	asJSON, force bool
 }
 
 // newFlashCommand makes "ubcache flash".
@@ -52,12 +52,10 @@ var flashExits = map[int]string{
 }
 
 // add gives cmd the flags that say which set.
-func (o *flashFlags) add(cmd *cobra.Command, runtime bool) {
+func (o *flashFlags) add(cmd *cobra.Command) {
 	o.devices.add(cmd, roleCache)
 	socketFlag(cmd, &o.socket)
-	if runtime {
-		cmd.Flags().Var(&onceValue{to: &o.runtimeDir}, "runtime-dir", "with --cache: the `FOLDER` that \"ubcache serve\" had; default: as there")
-	}
+	cmd.Flags().Var(&onceValue{to: &o.devices.RuntimeDir}, "runtime-dir", "with --cache: the `FOLDER` that \"ubcache serve\" had; default: as there")
 }
 
 // check finds what makes no sense together.
@@ -65,7 +63,7 @@ func (o *flashFlags) check() error {
 	switch {
 	case o.devices.Cache != "" && o.socket != "":
 		return usageErrorf("--cache names a set that nobody serves, --socket a daemon: not both")
-	case o.devices.Cache == "" && o.runtimeDir != "":
+	case o.devices.Cache == "" && o.devices.RuntimeDir != "":
 		return usageErrorf("--runtime-dir is of use with --cache only")
 	}
 	return nil
@@ -98,12 +96,13 @@ func newFlashCreateCommand(env *environment) *cobra.Command {
 			})
 		},
 	}
-	o.add(cmd, true)
+	o.add(cmd)
 	jsonFlag(cmd, &o.asJSON)
 	return describe(cmd, help{
 		long: `
 Make a flash-only volume of SIZE bytes, which reads as zeroes. NAME is its label, of at most 32 bytes, and the name under
-which the daemon serves it; digits alone would name a slot.
+which the daemon serves it; digits alone would name a slot. After a restart of the daemon it is served only if "ubcache serve"
+is given --flash NAME.
 
 ` + flashHelp,
 		example: "ubcache flash create scratch 10GiB\nubcache flash create scratch 10GiB --cache /dev/nvme0n1p4",
@@ -133,7 +132,7 @@ func newFlashGrowCommand(env *environment) *cobra.Command {
 			})
 		},
 	}
-	o.add(cmd, true)
+	o.add(cmd)
 	jsonFlag(cmd, &o.asJSON)
 	return describe(cmd, help{
 		long: `
@@ -165,7 +164,7 @@ func newFlashDeleteCommand(env *environment) *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&o.force, "force", false, "also while clients are connected: their connections end")
-	o.add(cmd, true)
+	o.add(cmd)
 	jsonFlag(cmd, &o.asJSON)
 	return describe(cmd, help{
 		long: `
@@ -182,7 +181,7 @@ refused, unless --force is given. Printed is what the volume was.
 func newFlashListCommand(env *environment) *cobra.Command {
 	o := &flashFlags{}
 	cmd := &cobra.Command{
-		Use:   "list [--cache DEV | --socket PATH] [--json]",
+		Use:   "list" + flashSynopsis,
 		Short: "List flash-only volumes",
 		Args:  wantArgs(0, 0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -202,14 +201,17 @@ func newFlashListCommand(env *environment) *cobra.Command {
 			return nil
 		},
 	}
-	o.add(cmd, false)
+	o.add(cmd)
 	jsonFlag(cmd, &o.asJSON)
 	return describe(cmd, help{
 		long: `
 List the flash-only volumes of the set, those too that are not served: slot, label, size, and how much they hold, which is
 nowhere else. With --cache the set on DEV, which nobody serves, is read, and not changed.`,
 		example: "ubcache flash list\nubcache flash list --cache /dev/nvme0n1p4 --json",
-		exit:    map[int]string{exitFailed: flashExits[exitFailed]},
+		exit: map[int]string{
+			exitFailed:  flashExits[exitFailed],
+			exitRefused: "refused: the cache device is in use",
+		},
 	})
 }
 
@@ -238,7 +240,7 @@ func (o *flashFlags) change(
 			})
 		}
 		// No ring: see formatDevices.
-		c := daemon.Config{Cache: o.devices.Cache, RuntimeDir: o.runtimeDir, Engine: blockdev.EnginePread, Log: newLogger(env.stderr)}
+		c := daemon.Config{Cache: o.devices.Cache, RuntimeDir: o.devices.RuntimeDir, Engine: blockdev.EnginePread, Log: newLogger(env.stderr)}
 		return daemon.FlashAtRest(ctx, c, func(f daemon.Flash) error {
 			v, err = do(ctx, f)
 			return err
@@ -248,15 +250,21 @@ func (o *flashFlags) change(
 	switch {
 	case errors.Is(err, control.ErrConnected):
 		return refusedErrorf("%w: give --force", err)
-	case errors.Is(err, blockdev.ErrBusy):
-		return refusedErrorf("%w; if \"ubcache serve\" has it, leave --cache out", err)
 	case err != nil:
-		return usageOf(err)
+		return usageOf(inUseError(err))
 	case o.asJSON:
 		return writeJSON(env.stdout, v)
 	}
 	fmt.Fprintf(env.stdout, "%s: %s\n", what, flashText(v))
 	return nil
+}
+
+// inUseError says what to do about a device that somebody else has.
+func inUseError(err error) error {
+	if errors.Is(err, blockdev.ErrBusy) {
+		return refusedErrorf("%w; if \"ubcache serve\" has it, leave --cache out", err)
+	}
+	return err
 }
 
 // flashText is a volume on one line.
@@ -287,10 +295,11 @@ func (o *flashFlags) list(ctx context.Context, env *environment) (list []control
 	}
 	open, err := openDevices(env, &o.devices)
 	if err != nil {
-		return nil, err
+		return nil, inUseError(err)
 	}
 	defer open.Close()
-	set, err := offline.Open(ctx, open.cache, offline.Options{})
+	set, err := offline.Open(ctx, open.cache, offline.Options{RuntimeDirs: open.runtimeDirs})
+	noteMapped(env, &set.Mapped)
 	if err != nil {
 		return nil, errors.Join(atRestError(err), set.Close())
 	}

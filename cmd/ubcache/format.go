@@ -153,7 +153,11 @@ func formatDevices(ctx context.Context, cache string, backing []string, o offlin
 		return nil, err
 	}
 	if !o.DiscardUnflushed {
-		o.Unflushed = offline.ScanDirty
+		dirs, err := runtimeDirs("")
+		if err != nil {
+			return nil, err
+		}
+		o.Unflushed = offline.ScanDirtyWith(dirs...)
 	}
 	for i, path := range paths {
 		// No ring: the kernel takes one apart after the process has ended, and the lock goes only then.

@@ -124,10 +124,11 @@ func writeJSON(w io.Writer, v any) error {
 type role int
 
 const (
-	roleCache   role = iota // --cache DEV, once
-	roleBacking             // --backing DEV, repeated
-	roleFlash               // --flash NAME, once
-	roleVolume              // --volume NAME=DEV, repeated
+	roleCache      role = iota // --cache DEV, once
+	roleBacking                // --backing DEV, repeated
+	roleOneBacking             // the same, once
+	roleFlash                  // --flash NAME, once
+	roleVolume                 // --volume NAME=DEV, repeated
 )
 
 // A namedDevice is one --volume.
@@ -139,6 +140,8 @@ type deviceFlags struct {
 	Backing []string
 	Flash   string
 	Volumes []namedDevice
+
+	RuntimeDir string // see runtimeDirs
 }
 
 // add gives cmd the flags for the roles it knows.
@@ -150,12 +153,26 @@ func (d *deviceFlags) add(cmd *cobra.Command, roles ...role) {
 			f.Var(&onceValue{to: &d.Cache}, "cache", "cache device `DEV`: a block device or a file")
 		case roleBacking:
 			f.StringArrayVar(&d.Backing, "backing", nil, "backing device `DEV`; may be repeated")
+		case roleOneBacking:
+			f.StringArrayVar(&d.Backing, "backing", nil, "backing device `DEV`")
 		case roleFlash:
 			f.Var(&onceValue{to: &d.Flash}, "flash", "flash-only volume `NAME`: its label, or its slot number")
 		case roleVolume:
 			f.Var(&volumesValue{&d.Volumes}, "volume", "serve backing device DEV as NAME, `NAME=DEV`; may be repeated")
 		}
 	}
+}
+
+// paths returns those of all devices that are named.
+func (d *deviceFlags) paths() (list []string) {
+	if d.Cache != "" {
+		list = append(list, d.Cache)
+	}
+	list = append(list, d.Backing...)
+	for _, v := range d.Volumes {
+		list = append(list, v.Device)
+	}
+	return list
 }
 
 // onceValue is a text that may be given once and not be empty: the second would silently replace the first.

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ubcache/ubcache"
+	"github.com/ubcache/ubcache/internal/blockdev"
 	"github.com/ubcache/ubcache/internal/daemon"
 	"github.com/ubcache/ubcache/internal/nbd"
 )
@@ -35,7 +36,12 @@ func newServeCommand(env *environment) *cobra.Command {
 				return err
 			}
 			if o.readOnly {
-				return atRestError(daemon.ReadOnly(cmd.Context(), o.readOnlyConfig(env)))
+				c := o.readOnlyConfig(env)
+				var err error
+				if c.RuntimeDirs, err = runtimeDirs(o.runtimeDir); err != nil {
+					return err
+				}
+				return atRestError(daemon.ReadOnly(cmd.Context(), c))
 			}
 			return o.serveError(daemon.Serve(cmd.Context(), o.config(env)))
 		},
@@ -60,17 +66,21 @@ in good order is recovered first.
 Once all is served it prints "ready", and a line for each address and volume. SIGTERM or SIGINT stop it: requests in
 flight are answered, for up to ten seconds, and the index is written out, for up to a minute; all together it takes
 less than 90 seconds. Nothing that was acknowledged is lost if the process is killed instead; the next start then
-takes longer. For that it needs a folder that outlives the process (--runtime-dir). Without one it says so, and each
-write is acknowledged only when the journal has it.
+takes longer. For that it needs a folder that outlives the process (--runtime-dir), the same one at the
+next start. Without one it says so, and each write is acknowledged only when the journal has it.
+
+A flash-only volume is served only where --flash names it, after a restart too. A backing device of the set that is not
+given is left out; if it has dirty data in the cache, a warning says so, and "ubcache status".
 
 "ubcache status", "get", "set", "flush", "detach" and "flash" reach it through the control socket, which only its owner
 can use. Without any volume it serves the flash-only volumes that "ubcache flash create" makes then.
 
 With --read-only nothing is written to any device; they are locked against whoever would write. What clients read is
-backing device and cache together, with the journal replayed, as the kernel would show it. Where the index of the
-cache is damaged, the parts that nobody knows the content of are listed at the start, and reading them is an error,
-as is reading what a device cannot read; all the rest is served. The cache device may be left out for backing devices
-that are not attached to any (state none or stale). There is no control socket then.`,
+backing device and cache together, with the journal replayed, as the kernel would show it, and with what a daemon that
+was killed has left in its runtime folder. Where the index of the cache is damaged, the parts that nobody knows the
+content of are listed at the start, and reading them is an error, as is reading what a device cannot read; all the rest
+is served. The cache device may be left out for backing devices that are not attached to any (state none or stale).
+There is no control socket then.`,
 		example: `ubcache serve --cache /dev/nvme0n1p4 --volume data=/dev/sdb --nbd unix:/run/data.sock
 ubcache serve --read-only --cache /dev/nvme0n1p4 --volume data=/dev/sdb --nbd unix:/run/data.sock
 nbdcopy nbd+unix:///data?socket=/run/data.sock data.img`,
@@ -90,25 +100,26 @@ func (o *serveFlags) check() error {
 		return usageErrorf("a flash-only volume lies on a cache device: give --cache DEV too")
 	case d.Cache == "" && !o.readOnly:
 		return usageErrorf("through which cache? Give --cache DEV; only --read-only can do without")
-	case o.readOnly && (o.socket != "" || o.runtimeDir != "" || o.nodeCache != 0):
-		return usageErrorf("--socket, --runtime-dir and --node-cache are of no use with --read-only")
+	case o.readOnly && (o.socket != "" || o.nodeCache != 0):
+		return usageErrorf("--socket and --node-cache are of no use with --read-only")
+	case o.engine != "" && o.engine != blockdev.EngineUring && o.engine != blockdev.EnginePread:
+		return usageErrorf("--engine %q: want %s or %s", o.engine, blockdev.EngineUring, blockdev.EnginePread)
 	}
 	for _, addr := range o.listen {
 		if err := nbd.CheckAddress(addr); err != nil {
 			return usageErrorf("--nbd: %w", err)
 		}
 	}
-	if o.readOnly {
-		return nil
+	if !o.readOnly {
+		var names []string
+		for _, v := range d.Volumes {
+			names = append(names, v.Name)
+		}
+		if err := daemon.CheckNames(append(names, o.flash...)); err != nil {
+			return usageErrorf("%w", err)
+		}
 	}
-	var names []string
-	for _, v := range d.Volumes {
-		names = append(names, v.Name)
-	}
-	if err := daemon.CheckNames(append(names, o.flash...)); err != nil {
-		return usageErrorf("%w", err)
-	}
-	return nil
+	return noneTwice(d.paths())
 }
 
 func (o *serveFlags) volumes() (list []daemon.Named) {

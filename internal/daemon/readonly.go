@@ -25,6 +25,8 @@ type ReadOnlyConfig struct {
 	Listen  []string // addresses as nbd.Listen takes them
 	Engine  string   // of blockdev.Options
 
+	RuntimeDirs []string // of offline.Options
+
 	Log *slog.Logger
 
 	// Ready, if set, hears once that all is served, and where.
@@ -78,10 +80,16 @@ func ReadOnly(ctx context.Context, c ReadOnlyConfig) (err error) {
 		if err != nil {
 			return err
 		}
-		set, err = offline.Open(ctx, dev, offline.Options{})
+		set, err = offline.Open(ctx, dev, offline.Options{RuntimeDirs: c.RuntimeDirs})
 		closers = append(closers, set.Close)
 		if err != nil {
 			return err
+		}
+		if m := &set.Mapped; len(m.Entries) > 0 {
+			c.Log.Info("entries of the process that died are taken in", "entries", len(m.Entries), "keys", m.Keys(), "file", m.Path)
+		}
+		for _, err := range set.Mapped.Unused {
+			c.Log.Warn("the entries of the process that died cannot be used: writes that were acknowledged last may be missing", "err", err)
 		}
 		for _, f := range set.Report.Findings() {
 			if f.Severity > offline.Harmless {

@@ -43,6 +43,8 @@ func BootID() (ondisk.UUID, error) {
 // between any two instructions leaves whole keys and their true number. A slot goes to its next entry by one store
 // too, and only when the entry that it held is durable on disk. check is the checksum of what stands before it;
 // it is cleared before anything else changes hands and set last.
+//
+// Package offline reads the file with code of its own, while no process has the set: a change here is one there.
 type Shared struct {
 	mem  []byte
 	path string // "": memory only

@@ -102,9 +102,16 @@ func (s *Set) checkKeys(backings []*Backing) {
 			bySlot[uint32(b.Slot)] = b
 		}
 	}
+	dirty := make([]int64, len(s.Slots)) // bytes
+	for i := range s.Extents {
+		if e := &s.Extents[i]; e.Live() && e.Dirty() && int(e.Inode) < len(dirty) {
+			dirty[e.Inode] += int64(e.Size) * ondisk.SectorSize
+		}
+	}
 	for i := range s.Slots {
 		if e := &s.Slots[i]; !e.Unused() && !e.Retired() && !e.FlashOnly() && bySlot[uint32(i)] == nil {
-			s.find(BackingAbsent, s.Newest.UUIDBucket.P[0].Sector(), int64(s.Geo.MetaSectors), "slot %d, uuid %v, label %q: its backing device was not given", i, e.UUID, e.LabelString())
+			s.find(BackingAbsent, s.Newest.UUIDBucket.P[0].Sector(), int64(s.Geo.MetaSectors),
+				"slot %d, uuid %v, label %q: its backing device was not given; %d bytes of it are dirty", i, e.UUID, e.LabelString(), dirty[i])
 		}
 	}
 	for i := range s.Extents {

@@ -7,10 +7,11 @@
 //
 //	superblock
 //	journal      all buckets; newest entry, then the needed ones: [newest.last_seq, newest.seq]
+//	mapping      entries that a process which died had acknowledged, where Options name its folder
 //	prio sets    generation and priority of each bucket, from newest.prio_bucket
 //	uuid array   which inode is which device, from newest.uuid_bucket
 //	tree         level by level from newest.root; pointers and freeing keys raise generations
-//	journal keys raise generations, then overlay the tree's keys, oldest first
+//	journal keys, mapped ones last, raise generations, then overlay the tree's keys, oldest first
 //
 // What comes out is one flat, sorted, pointer-free list of extents, and for each bucket a role and a count of
 // live sectors. An extent is live if it has a pointer whose generation is still its bucket's; every other key

@@ -304,16 +304,7 @@ func (s *Set) readNeeded(ctx context.Context) error {
 			if fault != ondisk.FaultNone || k.End() == 0 {
 				s.find(JournalKey, e.Sector, sectors, "entry %d: key %v: %v", e.Seq, k, fault)
 			}
-			if fault == ondisk.FaultTooBig && k.End() > 0 && k.End() <= ondisk.MaxKeySize {
-				*k = ondisk.NewInvalidation(k.Inode(), k.End(), uint32(k.End())) // what it hides, down to sector 0
-			}
-			if k.Size() > 0 && uint64(k.Size()) <= k.End() && k.End() <= ondisk.MaxOffset {
-				x := newExtent(k, fault)
-				s.overlay = append(s.overlay, x)
-				if x.flags&(extPtr|extCheck|extBad) == extPtr {
-					s.journalPtrs = append(s.journalPtrs, x.P)
-				}
-			}
+			s.overlayKey(k, fault)
 			return true
 		})
 		if err != nil {
@@ -322,6 +313,21 @@ func (s *Set) readNeeded(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// overlayKey lays a key of the journal over what came before it.
+func (s *Set) overlayKey(k *ondisk.Key, fault ondisk.Fault) {
+	if fault == ondisk.FaultTooBig && k.End() > 0 && k.End() <= ondisk.MaxKeySize {
+		*k = ondisk.NewInvalidation(k.Inode(), k.End(), uint32(k.End())) // what it hides, down to sector 0
+	}
+	if k.Size() == 0 || uint64(k.Size()) > k.End() || k.End() > ondisk.MaxOffset {
+		return
+	}
+	x := newExtent(k, fault)
+	s.overlay = append(s.overlay, x)
+	if x.flags&(extPtr|extCheck|extBad) == extPtr {
+		s.journalPtrs = append(s.journalPtrs, x.P)
+	}
 }
 
 // EntryKeys reads the keys of an entry again.

@@ -536,14 +536,21 @@ func (p *prober) finish() {
 
 // ScanDirty is a ScanUnflushed that reads the whole index of the set.
 func ScanDirty(ctx context.Context, dev blockdev.Device) (int64, error) {
-	s, err := Open(ctx, dev, Options{})
-	if err != nil {
-		s.Close()
-		return 0, err
+	return ScanDirtyWith()(ctx, dev)
+}
+
+// ScanDirtyWith is ScanDirty that also looks into folders for what a process that died has left: see
+// Options.RuntimeDirs. Where such a file cannot be used it fails.
+func ScanDirtyWith(runtimeDirs ...string) ScanUnflushed {
+	return func(ctx context.Context, dev blockdev.Device) (int64, error) {
+		s, err := Open(ctx, dev, Options{RuntimeDirs: runtimeDirs})
+		defer func() { s.Close() }() // it is there after an error too
+		if err != nil {
+			return 0, err
+		}
+		if f := s.Report.first(AtRisk); f != nil {
+			return 0, &FindingError{*f}
+		}
+		return s.Stats.DirtyBytes, errors.Join(s.Mapped.Unused...)
 	}
-	defer s.Close()
-	if f := s.Report.first(AtRisk); f != nil {
-		return 0, &FindingError{*f}
-	}
-	return s.Stats.DirtyBytes, nil
 }

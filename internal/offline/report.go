@@ -165,7 +165,7 @@ var codes = map[Code]explanation{
 	SlotRetired:      {Harmless, "Clean extents of a device that was detached or a volume that was deleted."},
 	SlotRetiredDirty: {Harmless, "Dirty extents of a device that was detached or a volume that was deleted. They take up room until they are removed."},
 
-	BackingAbsent:     {Harmless, "A backing device of the set was not given, so that what concerns both was not checked."},
+	BackingAbsent:     {Harmless, "A backing device of the set was not given, so that what concerns both was not checked. Its dirty bytes are named: without the cache the device is not complete."},
 	BackingUnreadable: {AtRisk, "The superblock of a backing device cannot be read."},
 	BackingRefused:    {AtRisk, "The superblock of a backing device breaks a rule of acceptance, which is named."},
 	BackingLimited:    {Degraded, "The superblock of a backing device allows no more than reading."},

@@ -40,6 +40,12 @@ type Options struct {
 	// Progress, if set, hears how far the reading of the tree is. Calls come one at a time.
 	Progress func(nodes, of int64)
 
+	// RuntimeDirs are folders in which a process that served the set may have left, when it died, what it had
+	// acknowledged and not yet written: see Mapped. Whoever leaves them out sees the set without that.
+	RuntimeDirs []string
+
+	boot ondisk.UUID // for tests; default: this boot of the machine
+
 	// EachNode, if set, gets every node of the tree as it was read, on each level in the order of keys, the
 	// root first. Calls come one at a time; n and its sets are only valid during the call.
 	EachNode func(ref NodeRef, n *ondisk.Node)
@@ -52,6 +58,7 @@ type Set struct {
 	Access ondisk.Access      // what the superblock allows
 	Geo    ondisk.Geometry    // valid where Access is more than none
 	Journal
+	Mapped Mapped
 	Report *Report
 
 	Slots   []ondisk.UUIDEntry // index: inode
@@ -83,6 +90,8 @@ type Stats struct {
 	CachedBytes  int64 `json:"cached_bytes"` // dirty ones too
 	DirtyBytes   int64 `json:"dirty_bytes"`
 	ReplayedKeys int64 `json:"replayed_keys"`
+
+	MappedEntries int64 `json:"mapped_entries"` // of the process that died, from its file in memory
 }
 
 // Open reads everything that dev says about the set that it holds. It reads only.
@@ -100,7 +109,7 @@ func Open(ctx context.Context, dev blockdev.Device, o Options) (*Set, error) {
 		return s, err
 	}
 	s.io = io.WithPurpose(blockdev.ForScan)
-	for _, step := range []func(context.Context) error{s.readSuper, s.readJournal, s.readPrios, s.readUUIDs, s.readTree, s.replay} {
+	for _, step := range []func(context.Context) error{s.readSuper, s.readJournal, s.readMapped, s.readPrios, s.readUUIDs, s.readTree, s.replay} {
 		if err := ctx.Err(); err != nil {
 			return s, err
 		}
