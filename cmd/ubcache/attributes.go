@@ -76,7 +76,8 @@ func newSetCommand(env *environment) *cobra.Command {
 	socketFlag(cmd, &socket)
 	return describe(cmd, help{
 		long: `
-Change one attribute of a running daemon, and print the value that it has then.
+Change one attribute of a running daemon, and print the value that it has then. Attributes that do something, such as
+detach, do it whatever the value, as with the kernel.
 
 ` + attributeNames + ` So is a value that the attribute does not take.`,
 		example: "ubcache set data cache_mode writearound\nubcache set data sequential_cutoff 0",

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -41,7 +42,7 @@ Data that the backing device does not take stays dirty, and all else is written 
 ` + jobHelp,
 		example: "ubcache flush data\nubcache flush data --wait --timeout 10m",
 		exit: map[int]string{
-			exitFailed:  "no daemon answers, the flush failed as a whole, or was cancelled",
+			exitFailed:  "no daemon answers, a detach of the volume runs, the flush failed as a whole or was cancelled; or Ctrl-C\nended the waiting, not the flush",
 			exitUsage:   "wrong usage, or no such volume; nothing was done",
 			exitPartial: "some data could not be written back, its ranges are listed; or the time is over",
 		},
@@ -65,7 +66,7 @@ the backing device does not take ends, the data stays dirty, and the volume atta
 ` + jobHelp,
 		example: "ubcache detach data --wait\nubcache detach data --cancel",
 		exit: map[int]string{
-			exitFailed:  "no daemon answers, the volume is not attached, or the detach failed as a whole or was cancelled",
+			exitFailed:  "no daemon answers, the volume is not attached, a flush of it runs, the detach failed as a whole or was\ncancelled; or Ctrl-C ended the waiting, not the detach",
 			exitUsage:   "wrong usage, or no such volume; nothing was done",
 			exitPartial: "some data could not be written back, its ranges are listed; or the time is over",
 		},
@@ -128,6 +129,12 @@ func (o *jobFlags) run(ctx context.Context, env *environment, volume string) err
 		return usageOf(o.end(ctx, env, c, volume))
 	}
 	j, err := c.StartJob(ctx, volume, o.kind)
+	if o.kind == control.Detach && o.wait && errors.Is(err, control.ErrNotAttached) {
+		// The detach to wait for may be over.
+		if last, lerr := c.Job(ctx, volume); lerr == nil && last.Kind == control.Detach && last.State == control.Done {
+			return o.report(env, volume, last)
+		}
+	}
 	if err != nil {
 		return usageOf(err)
 	}
@@ -230,11 +237,24 @@ func (o *jobFlags) end(ctx context.Context, env *environment, c *control.Client,
 		return writeJSON(env.stdout, j)
 	}
 	note := "dirty data goes back at its usual rate"
-	if o.kind == control.Detach {
+	switch {
+	case o.kind == control.Detach:
 		note = "the volume is attached, as before"
+	case frozen(ctx, c, volume):
+		note = "dirty data stays, since writeback_running is 0"
 	}
 	fmt.Fprintf(env.stdout, "%s: %s cancelled, %s; %s\n", volume, o.kind, dirtyText(j), note)
 	return nil
+}
+
+// frozen reports whether dirty data of a volume does not go back by itself.
+func frozen(ctx context.Context, c *control.Client, volume string) bool {
+	s, err := c.Status(ctx)
+	if err != nil {
+		return false
+	}
+	i := slices.IndexFunc(s.Volumes, func(v control.Volume) bool { return v.Name == volume })
+	return i >= 0 && s.Volumes[i].Writeback != nil && !s.Volumes[i].Writeback.Running
 }
 
 // report prints how a job is, and returns what that means for the command.
@@ -257,7 +277,7 @@ func (o *jobFlags) report(env *environment, volume string, j *control.Job) error
 		if o.kind == control.Detach {
 			say("detached; it is served without a cache")
 		} else {
-			say("flushed; %s", dirtyText(j))
+			say("flushed; %s", writtenText(j))
 		}
 		return nil
 	case control.Cancelled:
@@ -277,6 +297,14 @@ func (o *jobFlags) report(env *environment, volume string, j *control.Job) error
 		}
 	}
 	return partialErrorf("%s of %s: %s; %s%s", o.kind, volume, j.Error, dirtyText(j), attached)
+}
+
+// writtenText says what is dirty after a flush.
+func writtenText(j *control.Job) string {
+	if n, ok := j.DirtyBytes.Value(); ok && n > 0 {
+		return strings.Replace(dirtyText(j), " are dirty", " were written meanwhile", 1)
+	}
+	return dirtyText(j)
 }
 
 // dirtyText says how much is dirty.

@@ -34,7 +34,7 @@ func TestFlushAndDetach(t *testing.T) {
 		asked     string
 	}{
 		{"flush data", []*control.Job{jobAt("flush", control.Running, 5), jobAt("flush", control.Done, 0)}, exitDone, "data: flushed; nothing is dirty\n", "", "flush data"},
-		{"flush data", []*control.Job{jobAt("flush", control.Done, 512)}, exitDone, "data: flushed; 512 bytes are dirty\n", "", "flush data"},
+		{"flush data", []*control.Job{jobAt("flush", control.Done, 512)}, exitDone, "data: flushed; 512 bytes were written meanwhile\n", "", "flush data"},
 		{
 			"flush data",
 			[]*control.Job{jobAt("flush", control.Running, 1<<20)},
@@ -151,6 +151,38 @@ func TestJobsThatAreRefused(t *testing.T) {
 				t.Errorf("%v, %s: status %d, %q, %q", x.err, flag, code, out, errs)
 			}
 		}
+	}
+}
+
+// Who waits for a detach that has just ended is told that it has; nobody else is.
+func TestDetachThatIsOver(t *testing.T) {
+	for _, x := range []struct {
+		args string
+		last *control.Job
+		code int
+		out  string
+	}{
+		{"detach data --wait", jobAt("detach", control.Done, 0), exitDone, "data: detached; it is served without a cache\n"},
+		{"detach data", jobAt("detach", control.Done, 0), exitFailed, ""},
+		{"detach data --wait", jobAt("detach", control.Failed, 0), exitFailed, ""},
+		{"flush data --wait", jobAt("detach", control.Done, 0), exitFailed, ""},
+	} {
+		answer(t, &fakeDaemon{errStart: control.Detached("data"), jobs: []*control.Job{x.last}})
+		code, out, errs := command(strings.Fields("ubcache " + x.args)...)
+		if code != x.code || out != x.out || (errs == "") != (code == exitDone) {
+			t.Errorf("%s after %s: status %d, %q, %q", x.args, x.last.State, code, out, errs)
+		}
+	}
+}
+
+// A flush that is cancelled does not promise what writeback_running forbids.
+func TestFlushCancelledWhereNothingGoesBack(t *testing.T) {
+	f := &fakeDaemon{status: fakeStatus(), jobs: []*control.Job{jobAt("flush", control.Running, 5), jobAt("flush", control.Cancelled, 3)}}
+	f.status.Volumes[0].Writeback.Running = false
+	answer(t, f)
+	code, out, errs := command("ubcache", "flush", "data", "--cancel")
+	if code != exitDone || errs != "" || out != "data: flush cancelled, 3 bytes are dirty; dirty data stays, since writeback_running is 0\n" {
+		t.Errorf("status %d, %q, %q", code, out, errs)
 	}
 }
 

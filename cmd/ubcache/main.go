@@ -12,6 +12,8 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -44,7 +46,7 @@ func run(env *environment, args []string) int {
 		code = old(ctx, env, args[1:])
 	} else {
 		root := newRootCommand(env)
-		root.SetArgs(args[1:])
+		root.SetArgs(markNegatives(args[1:]))
 		code = report(env, root.ExecuteContext(ctx))
 	}
 	if code == exitDone && out.err != nil {
@@ -119,6 +121,26 @@ It serves volumes, and shows, checks and rescues bcache disks, those that the ke
 	return root
 }
 
+// negativeMark stands before arguments that begin like negative numbers, so that they are not taken for options: no
+// option is a digit.
+const negativeMark = "\x00"
+
+var negative = regexp.MustCompile(`^-[0-9.]`)
+
+// markNegatives marks what looks like a negative number, but for values of options.
+func markNegatives(args []string) []string {
+	args = slices.Clone(args)
+	for i := range args {
+		if args[i] == "--" {
+			break
+		}
+		if negative.MatchString(args[i]) && (i == 0 || !strings.HasPrefix(args[i-1], "--") || strings.Contains(args[i-1], "=")) {
+			args[i] = negativeMark + args[i]
+		}
+	}
+	return args
+}
+
 // chooseCommand is what a command that only has others below it does by itself.
 func chooseCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
@@ -143,6 +165,14 @@ func prepare(env *environment, cmd *cobra.Command) {
 	})
 	var each func(*cobra.Command)
 	each = func(c *cobra.Command) {
+		if valid := c.Args; valid != nil {
+			c.Args = func(cmd *cobra.Command, args []string) error {
+				for i := range args {
+					args[i] = strings.TrimPrefix(args[i], negativeMark)
+				}
+				return valid(cmd, args)
+			}
+		}
 		if c.RunE != nil {
 			work := c.RunE
 			c.RunE = func(cmd *cobra.Command, args []string) error { return began(work(cmd, args)) }

@@ -86,7 +86,7 @@ func (o *Options) check() error {
 	switch o.Engine {
 	case EngineAuto, EngineUring, EnginePread, EngineInline:
 	default:
-		return fmt.Errorf("unknown engine %q: want %s", o.Engine, strings.Join([]string{EngineUring, EnginePread, EngineInline}, ", "))
+		return fmt.Errorf("unknown engine %q: want %s", o.Engine, strings.Join([]string{EngineUring, EnginePread}, ", "))
 	}
 	if o.NoLock && !o.ReadOnly {
 		return errors.New("NoLock is for reading only")

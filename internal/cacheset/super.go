@@ -21,6 +21,9 @@ func ReadSuperblock(io *blockdev.IO) (*ondisk.Superblock, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", info.Name, err)
 	}
+	if sb.Magic != ondisk.Magic {
+		return nil, fmt.Errorf("%s: not formatted: it has no bcache superblock, see \"ubcache format\"", info.Name)
+	}
 	access, limits := sb.Check(ondisk.Host{DeviceBytes: info.Size, LogicalBlock: info.LogicalBlock})
 	if access < ondisk.AccessWrite {
 		for _, l := range limits {

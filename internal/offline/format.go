@@ -89,7 +89,7 @@ func (e *FormatRefusal) Error() string {
 	for i := range e.Unread {
 		what = append(what, e.Unread[i].String())
 	}
-	return fmt.Sprintf("%s is not formatted: %s", e.Device, strings.Join(what, "; "))
+	return fmt.Sprintf("%s will not be formatted: %s", e.Device, strings.Join(what, "; "))
 }
 
 // A FormatRuleError says which rule a size, or a device, breaks. Nothing was written to any device.
