@@ -459,3 +459,47 @@ func TestParseRefuses(t *testing.T) {
 		}
 	}
 }
+
+// When a flush fails, what waits for one is gone from memory at once, and never gets to the disk; what comes later waits for
+// a later one.
+func TestFlushFailed(t *testing.T) {
+	r := newRig(t, shape{buckets: 1024, bucketSectors: 256, blockSectors: 8, inodes: 2, sectors: 4000})
+	ptrs := make([]ondisk.Ptr, 3)
+	for i := range ptrs {
+		ptrs[i] = r.space(8)
+	}
+	key := func(i int) ondisk.Key {
+		return ondisk.NewExtent(uint32(i%2), uint64(i)*8+8, 8, ptrs[i], false)
+	}
+	put := func(i int, epoch uint64) { r.insert(key(i), epoch) }
+	cached := func(i int) bool {
+		p, miss := r.tree.Lookup(uint32(i%2), uint64(i)*8, uint64(i)*8+8)
+		return miss.IsZero() && p.Cached
+	}
+	onDisk := func(i int) bool { return r.read().cells[i%2][i*8].ptr != 0 }
+	put(0, 7)
+	put(1, 7) // of another inode
+	put(2, 0) // does not wait
+	r.tree.FlushFailed(0)
+	if cached(0) || !cached(1) || !cached(2) || !r.tree.Losing(0) || r.tree.Losing(1) || r.tree.Holding(0) {
+		t.Fatal(cached(0), cached(1), cached(2), r.tree.Losing(0), r.tree.Losing(1), r.tree.Holding(0))
+	}
+	if list, next := r.tree.Lost(nil, 0, 0); len(list) != 1 || list[0] != key(0) || next != 0 {
+		t.Fatal(list, next)
+	}
+	r.tree.FlushDone(0, 100)
+	r.tree.FlushDone(1, 100)
+	r.sync()
+	if cached(0) || onDisk(0) || !onDisk(1) || !onDisk(2) {
+		t.Fatal("on the disk:", onDisk(0), onDisk(1), onDisk(2))
+	}
+	put(0, 7) // the number of the flush that has failed
+	if !cached(0) || !r.tree.Holding(0) || r.tree.Losing(0) {
+		t.Fatal("what was put in the place of it:", cached(0), r.tree.Holding(0), r.tree.Losing(0))
+	}
+	r.tree.FlushDone(0, 101)
+	r.sync()
+	if !onDisk(0) {
+		t.Fatal("not on the disk")
+	}
+}

@@ -45,7 +45,7 @@
 //     the pins of the nodes that it replaced and those of its own appends (rule M1), and is not rewritten.
 //   - The buckets of replaced nodes are free only when what replaced them is linked: Finish and RootDurable tell.
 //   - An extent that is held goes to the disk without its pointer until its backing device was flushed. Its node
-//     stays in memory so long.
+//     stays in memory so long. If a flush fails, its pointer is as if it were not there from then on (FlushFailed).
 //   - Only nodes that can be read again as they are, are evicted.
 //   - Nothing depends on the order of a map, on time or on chance: random numbers are handed in.
 package btree

@@ -39,6 +39,7 @@ type hold struct {
 	epoch  uint64 // passed once a flush with a greater number is done
 	refs   int    // entries
 	passed bool
+	lost   bool // a flush has failed: what the backing device has is not known; the pointers count no more
 }
 
 // holdsPerInode is how many holds an inode has that have not passed. With three the oldest never gets younger,
@@ -56,7 +57,7 @@ func (s *holds) take(inode uint32, epoch uint64) uint16 {
 		switch {
 		case h.refs == 0:
 			free = i
-		case h.inode != inode || h.passed:
+		case h.inode != inode || h.passed || h.lost:
 		case h.epoch == epoch:
 			return uint16(i + 1)
 		default:
@@ -92,21 +93,43 @@ func (s *holds) ref(id uint16, sign int) {
 // done says that the flush of that number of the inode's backing device is done.
 func (s *holds) done(inode uint32, flush uint64) {
 	for i := range s.list {
-		if h := &s.list[i]; h.inode == inode && h.epoch < flush {
+		if h := &s.list[i]; h.inode == inode && h.epoch < flush && !h.lost {
 			h.passed = true
 		}
 	}
 }
 
-// waiting reports whether any extent of the inode has a hold that has not passed.
+// failed says that a flush of the inode's backing device, the youngest that has begun, has failed.
+func (s *holds) failed(inode uint32) {
+	for i := range s.list {
+		if h := &s.list[i]; h.inode == inode && !h.passed {
+			h.lost = true
+		}
+	}
+}
+
+// waiting reports whether any extent of the inode has a hold that has not passed and may do so.
 func (s *holds) waiting(inode uint32) bool {
 	for i := range s.list {
-		if h := &s.list[i]; h.refs > 0 && h.inode == inode && !h.passed {
+		if h := &s.list[i]; h.refs > 0 && h.inode == inode && !h.passed && !h.lost {
 			return true
 		}
 	}
 	return false
 }
+
+// losing reports whether any extent of the inode has a hold that is lost.
+func (s *holds) losing(inode uint32) bool {
+	for i := range s.list {
+		if h := &s.list[i]; h.refs > 0 && h.inode == inode && h.lost {
+			return true
+		}
+	}
+	return false
+}
+
+// void reports whether a pointer with that hold counts no more.
+func (s *holds) void(id uint16) bool { return id != 0 && s.list[id-1].lost }
 
 // blocks reports whether a pointer with that hold must stay off the disk.
 func (s *holds) blocks(id uint16) bool { return id != 0 && !s.list[id-1].passed }

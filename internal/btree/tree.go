@@ -130,7 +130,7 @@ func (t *Tree) Lookup(inode uint32, from, to uint64) (p Piece, miss Ref) {
 	}
 	p.End = min(p.End, x.End())
 	p.Known = true
-	if x.HasPtr() {
+	if x.HasPtr() && !t.mem.holds.void(x.hold) {
 		p.Ptr, p.Cached, p.Dirty = x.Ptr.Advance(from-x.Start), true, x.Dirty()
 	}
 	return p, Ref{}
@@ -245,3 +245,44 @@ func (t *Tree) Holding(inode uint32) bool { return t.mem.holds.waiting(inode) }
 // FlushDone says that the flush of that number of the inode's backing device is done: extents of earlier epochs
 // may go to the disk with their pointers.
 func (t *Tree) FlushDone(inode uint32, flush uint64) { t.mem.holds.done(inode, flush) }
+
+// FlushFailed says that a flush of an inode's backing device has failed, the youngest that has begun: the pointers of
+// all its extents that are held count no more, for the device may have lost what they are a copy of. They are not on the
+// disk, nor do they get there; Lost finds the extents, so that something can take their place.
+func (t *Tree) FlushFailed(inode uint32) { t.mem.holds.failed(inode) }
+
+// Losing reports whether there are extents that Lost finds.
+func (t *Tree) Losing(inode uint32) bool { return t.mem.holds.losing(inode) }
+
+// Lost appends keys of an inode whose pointers count no more, as they were inserted. It looks at some of the nodes in
+// memory, from number from on; next is where to go on, 0 when it is through. Nodes that change their number meanwhile it
+// may miss.
+func (t *Tree) Lost(list []ondisk.Key, inode uint32, from int) (found []ondisk.Key, next int) {
+	for steps := 0; from < len(t.nodes); from++ {
+		if steps >= lostSteps {
+			return list, from
+		}
+		steps++
+		n := t.nodes[from]
+		if n.body.held == 0 {
+			continue
+		}
+		for c := range n.body.chunks {
+			h := &n.body.chunks[c]
+			if h.inode != inode {
+				continue
+			}
+			steps += len(h.e) / 8
+			for i, e := range h.e {
+				if t.mem.holds.void(e.hold()) {
+					x := h.at(i)
+					list = append(list, x.Key())
+				}
+			}
+		}
+	}
+	return list, 0
+}
+
+// lostSteps is how many nodes, or eight extents each, Lost looks at.
+const lostSteps = 4096
