@@ -173,7 +173,7 @@ func (b *bench) leaveStale() error {
 		return err
 	}
 	sb.SetState(ondisk.StateStale)
-	return errors.Join(cacheset.WriteSuperblock(io, sb),
+	return errors.Join(cacheset.WriteSuperblock(io, sb, io.Flush),
 		io.WriteAt(page('B'), crashOffset, blockdev.FUA), io.WriteAt(page('B'), crashOffset+8192, blockdev.FUA))
 }
 

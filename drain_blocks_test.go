@@ -129,7 +129,7 @@ func (b *bench) addOffset() (*Volume, blockdev.Device, error) {
 		return nil, nil, err
 	}
 	sb.Version, sb.Word184 = ondisk.VersionBackingOff, 17
-	if err := errors.Join(cacheset.WriteSuperblock(io, sb), io.Close()); err != nil {
+	if err := errors.Join(cacheset.WriteSuperblock(io, sb, io.Flush), io.Close()); err != nil {
 		return nil, nil, err
 	}
 	v, err := b.set.OpenVolume(ctx, VolumeOptions{Name: "off", BackingDevice: slow})

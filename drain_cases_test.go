@@ -440,11 +440,12 @@ func TestWriteBackOfUnreadableData(t *testing.T) {
 		s.faults[0].Add(blockdev.Fault{Ops: []blockdev.Op{blockdev.OpRead}, Off: int64(p.Ptr.Sector())*512 + 4096, Len: 512})
 		var e *WriteBackError
 		err := s.v.WriteBack(ctx)
-		if !errors.As(err, &e) || !errors.Is(err, unix.EIO) || len(e.Ranges) != 1 || e.Dirty != e.Ranges[0].Len {
-			return fmt.Errorf("WriteBack: %w; want part of %v", err, bad)
+		if !errors.As(err, &e) || !errors.Is(err, unix.EIO) || len(e.Ranges) != 1 {
+			return fmt.Errorf("WriteBack: %w; want %v", err, bad)
 		}
-		if left := e.Ranges[0]; left.Off != bad.Off || left.Len > bad.Len { // what is read at a time of it
-			return fmt.Errorf("WriteBack: %w; want part of %v", err, bad)
+		// It may have been taken in two parts.
+		if r := e.Ranges[0]; r.Off < bad.Off || r.Off > bad.Off+4096 || r.Off+r.Len <= bad.Off+4096 || r.Off+r.Len > bad.Off+bad.Len || e.Dirty != r.Len {
+			return fmt.Errorf("WriteBack: %w; want a part of %v", err, bad)
 		}
 		bad = e.Ranges[0]
 		if n := s.v.v.WritebackStatus(); n.ReadErrors == 0 || n.WriteErrors != 0 {

@@ -121,6 +121,7 @@ func TestForeignFlushErrorBesideZeroesOverDirtyData(t *testing.T) {
 		if err := v.WriteZeroes(ctx, 4<<20, 4096, 0); err != nil { // so that the next flush goes to the backing device
 			return err
 		}
+		b.rt.Sleep(time.Millisecond) // so that it counts as acknowledged before the flush
 		f.armed = 100 * time.Millisecond
 		var group rt.WaitGroup
 		group.Init(b.rt)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -22,18 +23,21 @@ type forgetful struct {
 	armed     time.Duration // how long the flush takes that will fail; 0: none
 	told      int
 	unflushed []before
-	failing   bool // a flush is under way that will fail; others come after it
+	writes    int                       // that there were
+	flushes   map[*blockdev.Request]int // under way: the writes before; also those under way, which makes the device better than it is
+	failing   bool                      // a flush is under way that will fail; others come after it
 	behind    []func()
 }
 
 // before is what there was before a write.
 type before struct {
+	n    int // number of the write
 	off  int64
 	data []byte
 }
 
 func newForgetful(dev blockdev.Device) *forgetful {
-	f := &forgetful{Device: dev}
+	f := &forgetful{Device: dev, flushes: map[*blockdev.Request]int{}}
 	for below := dev; f.mem == nil; {
 		if m, ok := below.(*blockdev.MemoryDevice); ok {
 			f.mem = m
@@ -47,14 +51,28 @@ func newForgetful(dev blockdev.Device) *forgetful {
 func (f *forgetful) Runtime() *rt.Runtime    { return blockdev.RuntimeOf(f.Device) }
 func (f *forgetful) Unwrap() blockdev.Device { return f.Device }
 
+// flushedTo says that a flush that so many writes came before has succeeded.
+func (f *forgetful) flushedTo(n int) {
+	f.unflushed = slices.DeleteFunc(f.unflushed, func(b before) bool { return b.n <= n })
+}
+
+// lose undoes what was written since the last flush.
+func (f *forgetful) lose() {
+	for i := len(f.unflushed) - 1; i >= 0; i-- {
+		copy(f.mem.Bytes()[f.unflushed[i].off:], f.unflushed[i].data)
+	}
+	f.unflushed = nil
+}
+
 func (f *forgetful) NewQueue(depth int, complete func(done []*blockdev.Request)) (blockdev.Queue, error) {
 	q := &forgetfulQueue{f: f, up: blockdev.NewCompleter(f.Runtime(), complete)}
 	var err error
 	q.below, err = f.Device.NewQueue(depth, func(done []*blockdev.Request) {
 		for _, r := range done {
-			if r.Op == blockdev.OpFlush && r.Err == nil && f.armed == 0 {
-				f.unflushed = nil // a little too much, which makes the device better than it is
+			if r.Op == blockdev.OpFlush && r.Err == nil {
+				f.flushedTo(f.flushes[r])
 			}
+			delete(f.flushes, r)
 		}
 		q.up.Finish(done...)
 	})
@@ -83,10 +101,7 @@ func (q *forgetfulQueue) Submit(reqs []*blockdev.Request) {
 			d := f.armed
 			f.armed, f.failing = 0, true
 			f.Runtime().AfterFunc(d, func() {
-				for i := len(f.unflushed) - 1; i >= 0; i-- {
-					copy(f.mem.Bytes()[f.unflushed[i].off:], f.unflushed[i].data)
-				}
-				f.unflushed = nil
+				f.lose()
 				f.told++
 				r.Err = unix.EIO
 				q.up.Finish(r)
@@ -98,10 +113,16 @@ func (q *forgetfulQueue) Submit(reqs []*blockdev.Request) {
 			})
 			continue
 		case r.Op == blockdev.OpFlush && f.failing:
-			f.behind = append(f.behind, func() { q.below.Submit([]*blockdev.Request{r}) })
+			f.behind = append(f.behind, func() {
+				f.flushes[r] = f.writes
+				q.below.Submit([]*blockdev.Request{r})
+			})
 			continue
+		case r.Op == blockdev.OpFlush:
+			f.flushes[r] = f.writes
 		case r.Op.Writes() && r.Flags&blockdev.FUA == 0:
-			f.unflushed = append(f.unflushed, before{r.Off, bytes.Clone(f.mem.Bytes()[r.Off:][:r.Length()])})
+			f.writes++
+			f.unflushed = append(f.unflushed, before{f.writes, r.Off, bytes.Clone(f.mem.Bytes()[r.Off:][:r.Length()])})
 		}
 		pass = append(pass, r)
 	}

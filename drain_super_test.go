@@ -26,7 +26,7 @@ func TestFlushErrorOfTheSuperblockIsTold(t *testing.T) {
 		if err := v.WriteZeroes(ctx, 4<<20, 4096, 0); err != nil {
 			return err
 		}
-		remove := b.faults[1].Add(blockdev.Fault{Purposes: []blockdev.Purpose{blockdev.ForSuperblock}, Ops: []blockdev.Op{blockdev.OpFlush}, Count: 1})
+		remove := b.faults[1].Add(blockdev.Fault{Ops: []blockdev.Op{blockdev.OpFlush}, Count: 1})
 		_ = b.attribute("cache_mode", "writethrough")
 		if n := remove(); n != 1 {
 			return fmt.Errorf("%d flushes failed, want 1", n)

@@ -185,10 +185,13 @@ func TestFUARoundTheCacheOutlivesPowerCuts(t *testing.T) {
 	t.Run("over dirty data", func(t *testing.T) {
 		simulate(t, 1, time.Hour, breakable(t), func(b *bench) error {
 			ctx := context.Background()
+			if err := b.attribute("cache_mode", "writearound"); err != nil {
+				return err
+			}
 			if err := storeDirty(b.set, b.volumes[0], 0, page('D')); err != nil {
 				return err
 			}
-			if err := b.reopen("writearound"); err != nil {
+			if err := b.reopen(""); err != nil {
 				return err
 			}
 			if s := b.volumes[0].Stats(); s.DirtyBytes != 4096 || s.State != "dirty" {
@@ -279,7 +282,7 @@ func (b *bench) twin(change func(sb *ondisk.Superblock)) (blockdev.Device, error
 	if err != nil {
 		return nil, err
 	}
-	return m, errors.Join(cacheset.WriteSuperblock(to, sb), to.Close())
+	return m, errors.Join(cacheset.WriteSuperblock(to, sb, to.Flush), to.Close())
 }
 
 // A snapshot of an open device has its uuid, and must not take its slot from it, which may have dirty data.
@@ -309,12 +312,13 @@ func TestSnapshotOfAnOpenDevice(t *testing.T) {
 	})
 }
 
-// A device may say once only that it has lost writes: when it says so to the flusher, the next client that wants
-// something durable is told.
+// A device may say once only that it has lost writes: when it says so to the flusher, the next flush tells of it, also
+// behind a write with FUA, which answers for itself alone.
 func TestFlushErrorIsTold(t *testing.T) {
+	fua := func(v *Volume) error { return v.WriteAt(context.Background(), page('B'), 1<<20, FUA) }
 	later := map[string]func(v *Volume) error{
-		"to a flush": func(v *Volume) error { return v.Flush(context.Background()) },
-		"to a write": func(v *Volume) error { return v.WriteAt(context.Background(), page('B'), 1<<20, FUA) },
+		"to a flush":                func(v *Volume) error { return v.Flush(context.Background()) },
+		"to a flush behind a write": func(v *Volume) error { return errors.Join(fua(v), v.Flush(context.Background())) },
 	}
 	for name, try := range later {
 		t.Run(name, func(t *testing.T) {
@@ -334,6 +338,23 @@ func TestFlushErrorIsTold(t *testing.T) {
 			})
 		})
 	}
+	t.Run("not to a write", func(t *testing.T) {
+		simulate(t, 1, time.Hour, breakable(t), func(b *bench) error {
+			ctx, v := context.Background(), b.volumes[0]
+			if err := v.WriteAt(ctx, page('A'), 0, 0); err != nil {
+				return err
+			}
+			b.faults[1].Add(blockdev.Fault{Ops: []blockdev.Op{blockdev.OpFlush}, Count: 1})
+			b.rt.Sleep(10 * time.Second)
+			if err := fua(v); err != nil {
+				return err
+			}
+			if err := v.Flush(ctx); err == nil {
+				return errors.New("the flush behind it is told nothing")
+			}
+			return nil
+		})
+	})
 	t.Run("to a stop", func(t *testing.T) {
 		simulate(t, 1, time.Hour, breakable(t), func(b *bench) error {
 			if err := b.volumes[0].WriteAt(context.Background(), page('A'), 0, 0); err != nil {

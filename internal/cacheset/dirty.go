@@ -1,6 +1,8 @@
 package cacheset
 
 import (
+	"context"
+
 	"github.com/ubcache/ubcache/internal/btree"
 	"github.com/ubcache/ubcache/internal/ondisk"
 )
@@ -129,3 +131,31 @@ func (s *Set) ScanDirtyLocked(inode uint32, from, to uint64, fn func(start, end 
 
 // dirtyScan is how many extents a scan looks at in one hold of the lock; a region counts for a sixteenth of them.
 const dirtyScan = 512
+
+// DropLost invalidates the clean keys of an inode that count no more since a flush of its backing device has failed: they
+// take up buckets, and keep their leaves in memory. What it misses, LosingLocked goes on telling of.
+func (s *Set) DropLost(ctx context.Context, inode uint32) error {
+	in := &Insertion{}
+	var list []ondisk.Key
+	for from := 0; ; {
+		s.mu.Lock()
+		list, from = s.tree.Lost(list[:0], inode, from)
+		s.mu.Unlock()
+		for at := 0; at < len(list); at += insertGroup {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			in.Keys, in.Old = in.Keys[:0], list[at:min(at+insertGroup, len(list))]
+			for i := range in.Old {
+				k := &in.Old[i]
+				in.Keys = append(in.Keys, ondisk.NewInvalidation(inode, k.End(), uint32(k.Size())))
+			}
+			if err := s.Insert(in); err != nil {
+				return err
+			}
+		}
+		if from == 0 {
+			return nil
+		}
+	}
+}

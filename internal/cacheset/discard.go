@@ -33,7 +33,7 @@ func (s *Set) SetDiscard(on bool) error {
 	if on {
 		super.Flags |= ondisk.FlagDiscard
 	}
-	if err := WriteSuperblock(s.io, &super); err != nil {
+	if err := WriteSuperblock(s.io, &super, s.io.Flush); err != nil {
 		return err
 	}
 	s.mu.Lock()

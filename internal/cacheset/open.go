@@ -154,7 +154,7 @@ func (s *Set) openJournal(ctx context.Context, rec *journal.Recovery) error {
 	}
 	s.journal = j
 	if rec != nil {
-		if err := WriteSuperblock(s.io, &super); err != nil {
+		if err := WriteSuperblock(s.io, &super, s.io.Flush); err != nil {
 			return err
 		}
 	}
@@ -508,7 +508,7 @@ func (s *Set) create(ctx context.Context) error {
 	if err := s.batch(); err != nil { // its entry is the first
 		return fmt.Errorf("%s: first buckets: %w", s.info.Name, err)
 	}
-	if err := WriteSuperblock(s.io, &s.super); err != nil {
+	if err := WriteSuperblock(s.io, &s.super, s.io.Flush); err != nil {
 		return err
 	}
 	s.startWriters()

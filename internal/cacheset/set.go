@@ -380,6 +380,13 @@ func (s *Set) Sync() error { return s.journal.Sync(forever) }
 // FlushDoneLocked says that the flush of that number of an inode's backing device is done.
 func (s *Set) FlushDoneLocked(inode uint32, flush uint64) { s.tree.FlushDone(inode, flush) }
 
+// FlushFailedLocked says that the youngest flush of an inode's backing device has failed: clean keys that wait for one
+// count no more. DropLost takes them out of the index.
+func (s *Set) FlushFailedLocked(inode uint32) { s.tree.FlushFailed(inode) }
+
+// LosingLocked reports whether there is something for DropLost to do.
+func (s *Set) LosingLocked(inode uint32) bool { return s.tree.Losing(inode) }
+
 // HoldingLocked reports whether clean keys of an inode wait for a flush of its backing device.
 func (s *Set) HoldingLocked(inode uint32) bool { return s.tree.Holding(inode) }
 
@@ -469,7 +476,7 @@ func (s *Set) SetPolicy(p ondisk.Replacement) error {
 	defer s.attaching.Unlock()
 	super := s.super
 	super.SetReplacement(p)
-	if err := WriteSuperblock(s.io, &super); err != nil {
+	if err := WriteSuperblock(s.io, &super, s.io.Flush); err != nil {
 		return err
 	}
 	s.mu.Lock()

@@ -37,7 +37,10 @@ func ReadSuperblock(io *blockdev.IO) (*ondisk.Superblock, error) {
 
 // WriteSuperblock writes a superblock so that it is durable on return, and whole or as before after a power cut: its
 // checksum lies in the first sector, which comes last. Fields it brings up to date: the checksum. Source: F 3.7.
-func WriteSuperblock(io *blockdev.IO, sb *ondisk.Superblock) error {
+//
+// flush makes durable what the device has got. A write with FUA is not made: if it fails it may have been told, instead of
+// whoever flushes next, that the device has lost other writes.
+func WriteSuperblock(io *blockdev.IO, sb *ondisk.Superblock, flush func() error) error {
 	sb.SetChecksum()
 	b := make([]byte, ondisk.SuperblockBytes)
 	sb.Encode(b)
@@ -49,9 +52,12 @@ func WriteSuperblock(io *blockdev.IO, sb *ondisk.Superblock) error {
 		if err := io.WriteAt(b[head:], ondisk.SuperblockOffset+int64(head), 0); err != nil {
 			return err
 		}
-		if err := io.Flush(); err != nil {
+		if err := flush(); err != nil {
 			return err
 		}
 	}
-	return io.WriteAt(b[:head], ondisk.SuperblockOffset, blockdev.FUA)
+	if err := io.WriteAt(b[:head], ondisk.SuperblockOffset, 0); err != nil {
+		return err
+	}
+	return flush()
 }

@@ -110,6 +110,8 @@ func newVolume(set *cacheset.Set, name string) *Volume {
 	v.name = name
 	v.cache.dev = set.Device()
 	v.changing.Init(v.rt)
+	v.set.BindCond(&v.over)
+	v.begun, v.wrote = 1, 1
 	return v
 }
 

@@ -136,7 +136,7 @@ func (v *Volume) SetStrict(strict bool) error {
 	if err := v.drainSoon(); err != nil || !strict || v.flash {
 		return err
 	}
-	if err := v.flushUntold(); err != nil {
+	if err := v.flushBacking(); err != nil {
 		return err
 	}
 	return v.set.Sync() // invalidations that nobody waited for

@@ -24,6 +24,11 @@ type op struct {
 	pieces []piece
 	dirty  []span // live dirty parts of what a write covers
 
+	below   bool    // it has begun to write to the backing device, and no flush has made that durable
+	fails   uint64  // Volume.flushFails before
+	acked   bool    // it counts in Volume.acks
+	tidings tidings // of a flush
+
 	dirtying bool // it counts in dirtyState.writes
 	placed   bool // a write whose data went to the cache device with its batch, see fast.go
 	fills    []*fill
@@ -39,6 +44,7 @@ func (v *Volume) newOp(q *queue, r *blockdev.Request, c *conf, why bypass, retry
 		o.io.op = o
 	}
 	o.q, o.req, o.conf, o.why, o.retry, o.seq = q, r, c, why, retry, 0
+	o.below, o.acked = false, false
 	c.users.Add(1)
 	return o
 }
@@ -58,6 +64,8 @@ func (o *op) do() {
 	defer v.running.Done()
 	r := o.req
 	switch {
+	case r.Op == blockdev.OpFlush:
+		r.Err = o.flush()
 	case o.conf.detached:
 		r.Err = o.uncached()
 	case o.placed:
@@ -66,14 +74,15 @@ func (o *op) do() {
 		o.read() // finishes the request when the data is there
 		v.putOp(o)
 		return
-	case r.Op == blockdev.OpFlush:
-		r.Err = v.flush()
 	default:
 		r.Err = o.write()
 	}
-	q := o.q
+	q, acked := o.q, o.acked
 	v.putOp(o)
 	q.out.Finish(r)
+	if acked {
+		v.acks.out.Add(1)
+	}
 }
 
 // span returns what the request covers, in key sectors.

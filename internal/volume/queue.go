@@ -15,6 +15,8 @@ type queue struct {
 	cache blockdev.Queue
 	point uint32    // tells this queue's data from others'
 	seq   sequencer // guarded by the set's lock
+	told  uint64    // of how many failed flushes; guarded by the set's lock
+	wrote atomic.Bool
 
 	hits    freeList[hit]
 	parts   freeList[hitPart]
@@ -82,6 +84,7 @@ func (v *Volume) NewQueue(depth int, complete func(done []*blockdev.Request)) (b
 	v.set.Lock()
 	v.point++
 	q.point = v.inode<<16 | v.point&0xffff
+	q.told = v.told
 	v.set.Unlock()
 	return q, nil
 }
@@ -125,7 +128,13 @@ func (q *queue) Submit(reqs []*blockdev.Request) {
 				}
 			}
 		}
+		if r.Op.Writes() && !q.wrote.Load() {
+			q.wrote.Store(true)
+		}
 		o := v.newOp(q, r, c, why, false)
+		if r.Op == blockdev.OpFlush {
+			o.ask(locked)
+		}
 		if r.Op == blockdev.OpWrite && locked {
 			placed := o.placeLocked(b)
 			if looked += max(len(o.keys), 1); looked >= lookSlice {
@@ -292,5 +301,8 @@ func (q *queue) Close() error {
 	if !q.out.Close() {
 		return blockdev.ErrClosed
 	}
+	q.v.set.Lock()
+	q.closeTidingsLocked()
+	q.v.set.Unlock()
 	return q.cache.Close()
 }

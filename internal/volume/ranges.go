@@ -37,7 +37,7 @@ type fill struct {
 	void bool
 }
 
-// WantedLocked reports whether nobody has written to the range meanwhile.
+// WantedLocked reports whether nobody has written to the range meanwhile, and the backing device has lost nothing.
 func (f *fill) WantedLocked() bool { return !f.void }
 
 // beginWriteLocked waits until no write overlaps w, registers it, and voids the fills that it overlaps. Who waits goes
@@ -143,6 +143,13 @@ func (r *ranges) beginFillLocked(f *fill) bool {
 	f.void = false
 	r.fills = append(r.fills, f)
 	return true
+}
+
+// voidFillsLocked voids all fills under way.
+func (r *ranges) voidFillsLocked() {
+	for _, f := range r.fills {
+		f.void = true
+	}
 }
 
 func (r *ranges) endFillLocked(f *fill) {

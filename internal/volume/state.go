@@ -21,16 +21,11 @@ type dirtyState struct {
 
 // storeSuper makes a superblock the backing device's. v.changing is held, or nobody else knows the volume yet.
 func (v *Volume) storeSuper(sb *ondisk.Superblock) error {
-	err := cacheset.WriteSuperblock(v.bio, sb)
+	err := cacheset.WriteSuperblock(v.bio, sb, v.flushBacking)
 	v.set.Lock()
 	defer v.set.Unlock()
 	v.dirty.doubt, v.dirty.clean = err != nil, err == nil && sb.State() != ondisk.StateDirty
 	if err != nil {
-		// Its flush, or the write with FUA, may be the one that was told that writes are lost.
-		if e := (*blockdev.IOError)(nil); !errors.As(err, &e) || e.Op != blockdev.OpWrite || e.Off == ondisk.SuperblockOffset {
-			v.flushFails++
-			v.failed = err
-		}
 		return err
 	}
 	v.super.Store(sb)
@@ -158,7 +153,7 @@ func (v *Volume) within(ctx context.Context, do func() error) error {
 
 // leave makes the state NONE. Nothing is dirty, nor can it become so.
 func (v *Volume) leave() error {
-	if err := v.flushUntold(); err != nil {
+	if err := v.flushBacking(); err != nil {
 		return err
 	}
 	if err := v.set.Sync(); err != nil {
@@ -221,7 +216,7 @@ func (v *Volume) Detached() (is, becoming bool) {
 	return c.detached, c.detaching
 }
 
-// uncached carries out a request of a volume that is detached.
+// uncached carries out a read or a write of a volume that is detached.
 func (o *op) uncached() error {
 	v := o.v
 	r := o.req
@@ -229,28 +224,20 @@ func (o *op) uncached() error {
 		return nil
 	}
 	v.set.Lock()
-	switch r.Op {
-	case blockdev.OpRead:
+	if r.Op == blockdev.OpRead {
 		v.countReadLocked(r, bypassMode, false)
-	case blockdev.OpFlush:
-		v.stats.Flushes++
-	default:
+	} else {
 		v.countWriteLocked(r)
 	}
-	err := v.failed
-	if r.Op == blockdev.OpFlush {
-		v.failed = nil
-	}
 	v.set.Unlock()
-	if r.Op == blockdev.OpFlush && err != nil {
+	w := o.span()
+	if r.Op == blockdev.OpRead {
+		o.io.reset()
+		o.io.add(false, blockdev.Request{Op: r.Op, Off: backOff(w.start), Buf: r.Buf})
+		return o.io.run()
+	}
+	if err := o.toBacking(w); err != nil {
 		return err
 	}
-	o.io.reset()
-	own := blockdev.Request{Op: r.Op, Buf: r.Buf, Flags: r.Flags}
-	if r.Op != blockdev.OpFlush {
-		w := o.span()
-		own.Off, own.Len = backOff(w.start), int64(w.end-w.start)*ondisk.SectorSize
-	}
-	o.io.add(false, own)
-	return o.io.run()
+	return o.kept()
 }

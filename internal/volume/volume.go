@@ -67,7 +67,7 @@ type Volume struct {
 	block uint64                            // sectors of a block of the set
 	super atomic.Pointer[ondisk.Superblock] // of the backing device, as stored; replaced as a whole
 	claim ondisk.UUID                       // see cacheset.Set.Claim
-	bio   *blockdev.IO                      // on the backing device: superblock
+	bio   *blockdev.IO                      // on the backing device: superblock, flushes
 
 	back, cache below // back.dev is nil for flash-only volumes
 	pool        *blockdev.Pool
@@ -89,6 +89,8 @@ type Volume struct {
 	flushed uint64 // the greatest of them that is done
 	flushing
 	flushFails uint64 // how many have failed
+	told       uint64 // how many of these a queue that is made now counts as told of
+	acks       acks
 	wrote      uint64 // begun when the last write of the backing device was done
 	point      uint32 // the next queue's number
 	newest     uint64 // journal entry of the last change of the volume's part of the index
@@ -97,7 +99,6 @@ type Volume struct {
 
 	warned   [warnings]warned
 	replaced []*conf // configurations that requests may still go by
-	failed   error   // of a flush that nobody was told of yet
 	stats    Stats
 }
 
@@ -201,11 +202,9 @@ func (v *Volume) open() error {
 	v.pool = blockdev.NewPool(blockdev.PoolOptions{})
 	v.fillRoom.Init(v.rt, fillBytes)
 	v.set.BindCond(&v.ranges.ended)
-	v.set.BindCond(&v.over)
 	v.ops.init(v.rt)
 	v.running.Init(v.rt)
 	v.stop, v.cancel = context.WithCancel(context.Background())
-	v.begun, v.wrote = 1, 1
 	for _, b := range []*below{&v.back, &v.cache} {
 		if b.dev == nil {
 			continue
@@ -241,17 +240,17 @@ func (v *Volume) Close() error {
 	v.cancel()
 	v.wake()
 	v.running.Wait()
+	v.set.Lock()
+	untold := v.untoldLocked()
+	v.set.Unlock()
 	var err error
 	if !v.flash && v.back.queue != nil && v.set.Err() == nil {
 		if err = v.flushBacking(); err == nil {
 			_, err = v.makeClean()
 		}
 	}
-	v.set.Lock()
-	err = errors.Join(v.failed, err)
-	v.set.Unlock()
 	v.release()
-	return err
+	return errors.Join(untold, err)
 }
 
 func (v *Volume) release() {
@@ -274,18 +273,22 @@ func (v *Volume) release() {
 	}
 }
 
-// flushLoop is the goroutine that flushes the backing device where no client does: clean keys wait for it.
+// flushLoop is the goroutine that flushes the backing device where no client does: clean keys wait for it. It also sees to
+// those that a failed flush has made void.
 func (v *Volume) flushLoop() {
 	for v.rt.SleepContext(v.stop, flushEvery) == nil {
 		v.pool.TrimIdle()
 		v.set.Lock()
-		due := !v.left && v.set.HoldingLocked(v.inode)
+		due, losing := !v.left && v.set.HoldingLocked(v.inode), !v.left && v.set.LosingLocked(v.inode)
 		v.set.Unlock()
+		if losing {
+			_ = v.set.DropLost(v.stop, v.inode) // the set logs why it has stopped
+		}
 		if !due {
 			continue
 		}
-		if err := v.flushUntold(); err != nil {
-			v.log.Warn("flushing the backing device failed; cached data waits for it", "volume", v.name, "err", err)
+		if err := v.flushBacking(); err != nil {
+			v.log.Warn("flushing the backing device failed; what was not flushed counts as not cached, and clients are told", "volume", v.name, "err", err)
 		}
 	}
 }

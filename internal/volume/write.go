@@ -178,7 +178,8 @@ func (o *op) surveyLocked(w span) (cached bool, err error) {
 // through writes to both devices.
 //
 // Order, strict: clean data in the cache is invalidated, durably; the backing device and the cache are written; the key
-// is inserted, and stays off the disk until the backing device was flushed. With the kernel's order nothing waits.
+// is inserted, and stays off the disk until the backing device was flushed. With the kernel's order nothing waits. With
+// FUA the backing device is flushed before the key is inserted.
 func (o *op) through(w span, cached bool) error {
 	v := o.v
 	if cached && o.conf.Strict {
@@ -194,14 +195,22 @@ func (o *op) through(w span, cached bool) error {
 	v.set.Unlock()
 	data := o.req.Buf
 	o.io.reset()
-	o.io.add(false, blockdev.Request{Op: blockdev.OpWrite, Off: backOff(w.start), Buf: data, Flags: o.req.Flags})
+	o.io.add(false, blockdev.Request{Op: blockdev.OpWrite, Off: backOff(w.start), Buf: data})
 	o.addWrites(data, w.start)
+	o.beginBelow()
 	if err := o.io.run(); err != nil {
 		if err := o.io.parts[0].Err; err != nil {
 			return o.lost(w, err)
 		}
 		v.cacheFailed(err)
 		o.stripFailed()
+	}
+	epoch := o.epoch()
+	if o.req.Flags&blockdev.FUA != 0 {
+		if err := o.flushBelow(); err != nil {
+			return o.lost(w, err)
+		}
+		epoch = 0 // it is durable there
 	}
 	// What found no room is invalidated.
 	from := w.start
@@ -211,9 +220,15 @@ func (o *op) through(w span, cached bool) error {
 	o.keys = appendInvalidations(o.keys, v.inode, span{from, w.end})
 
 	in := &o.in
-	in.Keys, in.Epoch, in.Unjournalled, in.Pinned = o.keys, o.epoch(), false, true
-	if err := o.insert(); err != nil {
+	in.Keys, in.Epoch, in.Unjournalled, in.Pinned, in.Guard = o.keys, epoch, false, true, o
+	err := o.insert()
+	in.Guard = nil
+	switch {
+	case err != nil:
 		return err
+	case in.Stopped:
+		o.keys = o.keys[:0]
+		return o.lost(w, errForeignFlush)
 	}
 	return o.settle()
 }
@@ -223,9 +238,6 @@ func (o *op) epoch() uint64 {
 	v := o.v
 	v.set.Lock()
 	defer v.set.Unlock()
-	if o.req.Flags&blockdev.FUA != 0 {
-		return 0 // it is durable there
-	}
 	v.wrote = v.begun
 	if !o.conf.Strict {
 		return 0
@@ -249,8 +261,8 @@ func (o *op) stripFailed() {
 	}
 }
 
-// lost gives up a write that the backing device has not taken: nobody knows what is there now, so the cache must not
-// say.
+// lost gives up a write that the backing device has not taken, or has lost: nobody knows what is there now, so the cache
+// must not say.
 func (o *op) lost(w span, err error) error {
 	v := o.v
 	v.set.Lock()
@@ -279,16 +291,19 @@ func (o *op) insert() error {
 // was acknowledged.
 func (o *op) settle() error {
 	v := o.v
-	seq := o.seq
+	var err error
 	if o.req.Flags&blockdev.FUA == 0 {
-		return v.set.Acknowledge(seq)
+		err = v.set.Acknowledge(o.seq)
+	} else {
+		v.set.Lock()
+		seq := max(o.seq, v.newest)
+		v.set.Unlock()
+		err = v.set.WaitDurable(seq)
 	}
-	v.set.Lock()
-	seq = max(seq, v.newest)
-	err := v.failed
-	v.failed = nil
-	v.set.Unlock()
-	return errors.Join(err, v.set.WaitDurable(seq))
+	if err != nil {
+		return err
+	}
+	return o.kept()
 }
 
 // appendInvalidations appends keys that say that nothing of a range is cached.
@@ -378,23 +393,29 @@ func (o *op) around(w span, cached bool) error {
 	return o.settle()
 }
 
-// toBacking makes a part of the request on the backing device.
+// toBacking makes a part of the request on the backing device, which is flushed then if the request has FUA.
 func (o *op) toBacking(w span) error {
 	v := o.v
-	if err := v.set.Err(); err != nil {
+	if err := v.set.Err(); err != nil && !o.conf.detached {
 		return err // what invalidated the range before may be lost
 	}
 	o.io.reset()
-	r := blockdev.Request{Op: o.req.Op, Off: backOff(w.start), Len: int64(w.end-w.start) * ondisk.SectorSize, Flags: o.req.Flags}
+	r := blockdev.Request{
+		Op: o.req.Op, Off: backOff(w.start), Len: int64(w.end-w.start) * ondisk.SectorSize, Flags: o.req.Flags &^ blockdev.FUA,
+	}
 	if r.Op == blockdev.OpWrite {
 		from := o.span().start
 		r.Buf = o.req.Buf[(w.start-from)*ondisk.SectorSize : (w.end-from)*ondisk.SectorSize]
 	}
 	o.io.add(false, r)
+	o.beginBelow()
 	err := o.io.run()
 	v.set.Lock()
 	v.wrote = v.begun
 	v.set.Unlock()
+	if err == nil && o.req.Flags&blockdev.FUA != 0 {
+		err = o.flushBelow()
+	}
 	return err
 }
 
@@ -425,12 +446,13 @@ func (o *op) aroundDirty(w span) error {
 	if err := o.v.set.WaitDurable(seq); err != nil {
 		return err
 	}
-	before := o.v.flushErrors()
 	if err := o.toBacking(w); err != nil {
 		return err
 	}
-	if err := o.v.flushSince(before); err != nil {
-		return err
+	if o.below {
+		if err := o.flushBelow(); err != nil {
+			return err
+		}
 	}
 	o.keys = o.keys[:0]
 	for _, d := range dirty {
