@@ -21,6 +21,7 @@ type ioCore struct {
 	info  Info
 	queue Queue
 	pool  *Pool
+	syncs *Syncs
 
 	mu     rt.Mutex
 	freed  rt.Cond // a slot is free
@@ -81,6 +82,9 @@ func ioComplete(done []*Request) {
 
 // WithPurpose returns an IO on the same queue whose requests are made for p. Closing either closes both.
 func (o *IO) WithPurpose(p Purpose) *IO { return &IO{core: o.core, purpose: p} }
+
+// Join makes flushes and writes with FUA part of s. It comes before they are made.
+func (o *IO) Join(s *Syncs) { o.core.syncs = s }
 
 // Device returns the device.
 func (o *IO) Device() Device { return o.core.dev }
@@ -165,6 +169,10 @@ func (o *IO) do(op Op, off, length int64, buf []byte, flags Flags) error {
 	}
 	s.done = false
 	s.req = Request{Op: op, Off: off, Len: length, Buf: buf, Flags: flags, Purpose: o.purpose, Owner: s}
+	var sync uint64
+	if c.syncs != nil && (op == OpFlush || flags&FUA != 0) {
+		sync = c.syncs.begin()
+	}
 	c.queue.Submit(s.batch[:])
 	s.mu.Lock()
 	for !s.done {
@@ -177,6 +185,9 @@ func (o *IO) do(op Op, off, length int64, buf []byte, flags Flags) error {
 	}
 	s.req = Request{} // keeps nothing alive
 	c.give(s)
+	if sync > 0 {
+		err = c.syncs.end(sync, err)
+	}
 	return err
 }
 

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/ubcache/ubcache/internal/blockdev"
 	"github.com/ubcache/ubcache/internal/btree"
 )
 
@@ -220,7 +219,8 @@ func (s *Set) releaseLocked() {
 }
 
 // put carries out the writes of a node, in order. A write that fails is repeated, with the same bytes; a flush is not: the
-// device may say once only that it has lost what the node's keys point to.
+// device may say once only that it has lost what the node's keys point to. Nor would a write with FUA be, so what has to
+// be durable is written, then flushed.
 func (s *Set) put(list []btree.Write) (err error) {
 	for try := range writeTries {
 		if try > 0 {
@@ -242,12 +242,13 @@ func (s *Set) putOnce(list []btree.Write) (again bool, err error) {
 				return false, err
 			}
 		}
-		var flags blockdev.Flags
-		if w.FUA {
-			flags = blockdev.FUA
-		}
-		if err := s.io.WriteAt(w.Data, w.Off, flags); err != nil {
+		if err := s.io.WriteAt(w.Data, w.Off, 0); err != nil {
 			return true, err
+		}
+		if w.FUA {
+			if err := s.io.Flush(); err != nil {
+				return false, err
+			}
 		}
 	}
 	return false, nil

@@ -34,6 +34,9 @@ func Open(ctx context.Context, dev blockdev.Device, o Options) (_ *Set, err erro
 	if s.jio, err = blockdev.NewIO(dev, 2); err != nil {
 		return nil, err
 	}
+	syncs := blockdev.NewSyncs(dev)
+	s.io.Join(syncs)
+	s.jio.Join(syncs)
 	sb, err := ReadSuperblock(s.io)
 	if err != nil {
 		return nil, err

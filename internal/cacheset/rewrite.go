@@ -57,17 +57,19 @@ func (s *Set) replace(must bool, victims ...*btree.Node) (done bool, err error) 
 
 	for i := range places {
 		buf := s.pool.Get(r.Bytes(i))
-		err := s.put(r.Encode(i, buf.Data))
+		list := r.Encode(i, buf.Data)
+		for j := range list {
+			list[j].FUA = false // one flush for all
+		}
+		err := s.put(list)
 		buf.Release()
 		if err != nil {
 			return false, err // the set stops: nobody refers to the copy
 		}
 	}
-	if victims[0].Level() == 0 {
-		// The copies may have keys that no append or entry had before: their data must not come later than they do.
-		if err := s.io.Flush(); err != nil {
-			return false, err
-		}
+	// The copies may also have keys that no append or entry had before: their data must not come later than they do.
+	if err := s.io.Flush(); err != nil {
+		return false, err
 	}
 
 	s.mu.Lock()
