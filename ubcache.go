@@ -373,7 +373,8 @@ func (v *Volume) WriteAt(ctx context.Context, p []byte, off int64, flags WriteFl
 	return v.io.Load().WriteAt(p, off, flags.device())
 }
 
-// Flush makes durable all writes that had returned when it was called.
+// Flush makes durable all writes that had returned when it was called. If it fails, any of them may be lost that no Flush
+// before has made durable, and so may those of others; the next Flush does not tell of that again.
 func (v *Volume) Flush(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err

@@ -6,7 +6,7 @@
 //	   |-- fast.go    writes that stay in the cache and need not wait go with them
 //	   |-- read.go    what misses: the backing device answers, and a copy goes to the cache (a fill)
 //	   |-- write.go   route decides once; then through, around or back
-//	   '-- flush.go   both devices; epochs
+//	   '-- flush.go   both devices; epochs; what it means that a flush has failed
 //	drainer.go  dirty data goes to the backing device, at the rate that package writeback wants
 //	   '-- flight.go  one batch of it
 //	ranges.go   writes under way and fills under way, so that they do not get in each other's way
