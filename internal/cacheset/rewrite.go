@@ -149,14 +149,6 @@ func (s *Set) installLocked(must bool, n *btree.Node, r *btree.Rewrite) (in btre
 		if !must && s.needMeta > 0 {
 			return in, false, nil // who waits for a bucket may be whom we wait for
 		}
-		if s.tree.Parent(n) == nil && !n.Gone() && s.journal.UrgentEntriesLocked() == 0 {
-			// A root that cannot be named would keep its pins: others have to go first.
-			if !must {
-				return in, false, nil
-			}
-			s.changed.Wait()
-			continue
-		}
 		var o btree.Outcome
 		switch in, o = r.Install(); o {
 		case btree.Done:
@@ -186,10 +178,6 @@ func (s *Set) lower() error {
 		if err := s.Err(); err != nil {
 			s.mu.Unlock()
 			return err
-		}
-		if s.journal.UrgentEntriesLocked() == 0 {
-			s.mu.Unlock()
-			return nil
 		}
 		old, o := s.tree.Lower()
 		switch o {

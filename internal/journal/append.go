@@ -2,7 +2,6 @@ package journal
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
 
 	"github.com/ubcache/ubcache/internal/ondisk"
@@ -93,10 +92,17 @@ func (j *Journal) admitsLocked(n int) bool {
 	if !ok || r.free(s) < r.kept {
 		return false
 	}
-	if j.flying {
-		total += len(j.flight.set.Data) / 8
+	s, ok = r.restart(j.durablePos, j.flyingWordsLocked(), total)
+	return ok && r.free(s) >= r.startKept
+}
+
+// flyingWordsLocked returns how many words of keys the entry has that a next process would have to write before those
+// of the open one, negative if there is no such entry.
+func (j *Journal) flyingWordsLocked() int {
+	if !j.flying || j.flight.amends {
+		return -1
 	}
-	return r.restartable(j.durablePos, total)
+	return len(j.flight.set.Data) / 8
 }
 
 // spanLocked reports whether the entries that are pinned are too many for more keys.
@@ -132,25 +138,11 @@ func (j *Journal) AppendLocked(r *Reservation, keys []ondisk.Key) (seq uint64) {
 	}
 	j.words = n
 	j.stats.Keys += uint64(len(keys))
-	j.shared.publish(j.slot, j.seq, n) // from here on the death of the process does not lose them
+	j.shared.publish(j.slot, j.number, n) // from here on the death of the process does not lose them
 	if j.blocked {
 		j.work.Signal()
 	}
 	return j.seq
-}
-
-// wholeKeys returns the length of the most keys at the beginning of b that take no more than limit bytes.
-func wholeKeys(b []byte, limit int) int {
-	at := 0
-	for at < len(b) {
-		k := ondisk.Key{High: binary.LittleEndian.Uint64(b[at:])}
-		if n := 8 * k.Words(); at+n <= limit {
-			at += n
-			continue
-		}
-		break
-	}
-	return at
 }
 
 // A waiter is a Reserve that waits.

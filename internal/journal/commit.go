@@ -46,7 +46,7 @@ func (j *Journal) NewestLocked() uint64 {
 // lock is held.
 //
 // An urgent entry may use the room that is kept: Owner.WriteOldest has it on behalf of all that it has to wait for,
-// and so has whoever it waits for. A single urgent request serves everybody who waits for the same entry. During
+// and so has whoever it waits for. It waits for no pin to go. A single urgent request serves everybody who waits for the same entry. During
 // start all requests are urgent.
 func (j *Journal) RequestEntryLocked(urgent bool) (seq uint64) {
 	j.wanted = j.seq
@@ -114,18 +114,26 @@ func (j *Journal) write() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	for {
-		for j.errLocked() == nil && !j.shouldCloseLocked() {
+		where := nowhere
+		for j.errLocked() == nil {
+			if where = j.shouldCloseLocked(); where != nowhere {
+				break
+			}
 			j.work.Wait()
 		}
-		if j.errLocked() != nil {
+		switch {
+		case j.errLocked() != nil:
 			return
+		case where == inPlace:
+			j.amendLocked()
+		default:
+			j.closeEntryLocked()
 		}
-		j.closeEntryLocked()
 		begin := j.rt.Now()
 		j.mu.Unlock()
 
 		f := &j.flight // nobody else touches it while it flies
-		err := j.put(&f.set, f.off, f.short)
+		err := j.put(&f.set, f.off, f.amends)
 
 		j.mu.Lock()
 		j.stats.Commit += j.rt.Now() - begin
@@ -137,9 +145,16 @@ func (j *Journal) write() {
 	}
 }
 
-// shouldCloseLocked decides whether the open entry is to be closed and written now. While it is wanted and has no
-// place, it says so in j.blocked and has room made.
-func (j *Journal) shouldCloseLocked() bool {
+// Where the open entry goes now.
+const (
+	nowhere = iota // it stays open
+	behind         // behind the newest
+	inPlace        // into the header of the newest: see amendLocked
+)
+
+// shouldCloseLocked decides whether the open entry is to be closed and written now, and where. While it is wanted and has
+// no place, it says so in j.blocked and has room made.
+func (j *Journal) shouldCloseLocked() (where int) {
 	last := j.OldestPinLocked() // at most j.seq
 	j.grantLocked()
 	wanted := j.wanted >= j.seq || j.words > 0 && j.rt.Now() >= j.due
@@ -147,34 +162,44 @@ func (j *Journal) shouldCloseLocked() bool {
 	waiting := j.waiters.head != nil
 	j.blocked = false
 	if !room && !wanted && !waiting {
-		return false
+		return nowhere
 	}
 	next, ok := j.ring.after(j.pos, j.words, last)
-	ok = ok && j.seq-last <= maxSpan
+	span := j.number - j.renum.disk(last)
+	ok = ok && span <= maxSpan
 	after := j.ring.space(next)
-	// However this entry came to be closed, what is reserved must have a place in the next.
-	hosted, fits := j.ring.put(after, j.reserved)
-	if j.reserved == 0 {
-		hosted, fits = after, true
+	// However this entry came to be closed, what is reserved must have a place in the next, also if a next process must
+	// write both. Where it has none, one entry has a place for all, and what is reserved will be keys, or go back, by itself.
+	hosted := after
+	if ok && j.reserved > 0 {
+		if hosted, ok = j.ring.put(after, j.reserved); ok {
+			_, ok = j.ring.restart(j.pos, j.words, j.reserved)
+		}
 	}
-	ok = ok && fits
 	if room && ok {
-		return true
+		return behind
 	}
-	plain := ok && j.ring.free(hosted) >= j.ring.kept && j.seq-last < maxSpan-spanKept
+	plain := ok && j.ring.free(hosted) >= j.ring.kept && span < maxSpan-spanKept
 	if wanted && plain {
-		return true
+		return behind
 	}
 	if waiting && plain && j.words > 0 && j.closingHelpsLocked(next) {
-		return true
+		return behind
+	}
+	amendable := j.amendableLocked(last)
+	if (room || wanted) && amendable {
+		return inPlace
 	}
 	j.blocked = true
 	// An entry written now may itself free a bucket, by its last_seq.
 	if ok && j.freesLocked(last) {
-		return true
+		return behind
+	}
+	if amendable && j.freesLocked(j.amendedLastLocked(last)) {
+		return inPlace
 	}
 	j.tight.Signal()
-	return false
+	return nowhere
 }
 
 // closingHelpsLocked reports whether the first who waits for room would get it if the open entry were closed, and
@@ -187,51 +212,57 @@ func (j *Journal) closingHelpsLocked(next position) bool {
 
 // freesLocked reports whether an entry with that last_seq needs fewer buckets than the last one.
 func (j *Journal) freesLocked(last uint64) bool {
-	return j.ring.oldestNeeded(j.pos, last) != j.pos.oldest || j.ring.lastResort(j.pos, j.words, last)
+	return j.ring.oldestNeeded(j.pos, last) != j.pos.oldest
+}
+
+// headLocked returns the entry without seq and keys.
+func (j *Journal) headLocked(last uint64) ondisk.JSet {
+	if last < j.lastSeq {
+		panic("journal: last_seq would go back")
+	}
+	h := &j.header
+	*h = Header{}
+	j.owner.JournalHeader(h)
+	set := ondisk.JSet{
+		Magic: j.geo.JSetMagic(), Version: 1, LastSeq: j.renum.disk(last), UUIDBucket: h.UUIDBucket, Root: h.Root, Level: h.Level,
+	}
+	set.PrioBucket[j.dev] = h.Prio
+	return set
 }
 
 // closeEntryLocked closes the open entry, for which there is a place, and opens the next. Nothing is in flight.
 func (j *Journal) closeEntryLocked() {
 	last := j.OldestPinLocked()
-	if last < j.lastSeq {
-		panic("journal: last_seq would go back")
-	}
 	pos, ok := j.ring.after(j.pos, j.words, last)
 	if !ok {
 		panic("journal: an entry is closed that has no place")
 	}
-	h := &j.header
-	*h = Header{}
-	j.owner.JournalHeader(h)
 	f := &j.flight
-	f.set = ondisk.JSet{
-		Magic: j.geo.JSetMagic(), Seq: j.seq, Version: 1, LastSeq: last,
-		UUIDBucket: h.UUIDBucket, Root: h.Root, Level: h.Level, Data: j.shared.keys(j.slot)[:8*j.words],
-	}
-	f.set.PrioBucket[j.dev] = h.Prio
-	need := j.ring.blocksFor(j.words)
-	f.pos, f.off = pos, j.ring.offset(&j.geo, pos.cur, pos.used-need)
-	f.short = need > j.ring.blocks-j.pos.used && j.ring.distance(j.pos) == 1 // see lastResort
+	f.seq, f.set = j.seq, j.headLocked(last)
+	f.set.Seq, f.set.Data = j.number, j.shared.keys(j.slot)[:8*j.words]
+	f.pos, f.off, f.amends = pos, j.ring.offset(&j.geo, pos.cur, pos.used-j.ring.blocksFor(j.words)), false
 	f.lastDurable = j.lastSeq
 	j.flying = true
+	j.placed = place{seq: j.seq, off: f.off, bytes: ondisk.JSetHeaderBytes + 8*j.words}
 
 	j.ring.last[pos.cur] = j.seq
 	j.pos, j.lastSeq = pos, last
 	j.seq++
+	j.number++
 	j.slot ^= 1
 	j.words = 0
-	j.shared.publish(j.slot, j.seq, 0) // what the slot held is durable, or something would be in flight still
+	j.shared.publish(j.slot, j.number, 0) // what the slot held is durable, or something would be in flight still
 	j.grantLocked()
 }
 
-// put writes an entry to byte off of the device: what it refers to is flushed before, and it is durable on return.
-// Source: F 6.5.
-func (j *Journal) put(set *ondisk.JSet, off int64, short bool) error {
+// put writes an entry to byte off of the device: what it refers to is flushed before, and it is durable on return. Of one
+// that amends, whose keys are there, it writes the sector with the header. Source: F 6.5.
+func (j *Journal) put(set *ondisk.JSet, off int64, amends bool) error {
 	b := j.buf.Data
 	n := set.Encode(b)
 	size := (n + j.ring.blockSize - 1) / j.ring.blockSize * j.ring.blockSize
 	clear(b[n:size])
-	if short {
+	if amends {
 		size = j.sector
 	}
 	if err := j.io.Flush(); err != nil {
@@ -244,14 +275,19 @@ func (j *Journal) put(set *ondisk.JSet, off int64, short bool) error {
 func (j *Journal) landedLocked() {
 	f := &j.flight
 	j.flying = false
-	j.durable, j.durablePos = f.set.Seq, f.pos
-	j.stats.Entries++
-	if len(f.set.Data) == 0 {
-		j.stats.EmptyEntries++
+	j.durable, j.durablePos = f.seq, f.pos
+	if f.amends {
+		j.stats.Amended++
+		j.stats.Bytes += uint64(j.sector)
+	} else {
+		j.stats.Entries++
+		if len(f.set.Data) == 0 {
+			j.stats.EmptyEntries++
+		}
+		j.stats.Bytes += uint64(j.ring.blocksFor(len(f.set.Data)/8) * j.ring.blockSize)
 	}
-	j.stats.Bytes += uint64(j.ring.blocksFor(len(f.set.Data)/8) * j.ring.blockSize)
 	j.grantLocked()
-	j.done[f.set.Seq&1].Broadcast()
+	j.done[f.seq&1].Broadcast()
 	if j.needsReclaimLocked() != 0 {
 		j.tight.Signal()
 	}

@@ -20,7 +20,7 @@ type scene struct {
 	images  []*blockdev.MemoryDevice // one for each way in which the crash may turn out
 	ended   bool                     // the work was done before the cut
 	entries int
-	resort  int
+	amended int
 }
 
 func (s *scene) close() {
@@ -75,7 +75,7 @@ func life(t tb, disk *blockdev.MemoryDevice, m *model, seed uint64, cut int, sha
 		} else if err != nil && !errors.Is(err, blockdev.ErrPowerCut) {
 			t.Fatal(err)
 		}
-		out.entries, out.resort = w.check.entries, w.check.lastResorts
+		out.entries, out.amended = w.check.entries, w.check.amended
 		if err := w.close(ctx); err != nil && out.ended {
 			t.Fatal(err)
 		}
@@ -216,7 +216,7 @@ func TestManyLives(t *testing.T) {
 				shared = NewShared()
 			}
 			s := life(t, disk, m, seed, -1, shared, birth(1, 1, 1))
-			entries, resorts := 0, 0
+			entries, amended := 0, 0
 			for n := range 25 {
 				floor := synced
 				if kill {
@@ -234,12 +234,12 @@ func TestManyLives(t *testing.T) {
 				}
 				s = life(t, d, s.model, seed<<8+uint64(n), cut, s.shared, reopen(floor, 1+rng.IntN(12), 60, 1+rng.IntN(40)))
 				entries += s.entries
-				resorts += s.resort
+				amended += s.amended
 				for _, d := range s.images {
 					judge(t, d)
 				}
 			}
-			t.Logf("%d entries, %d over the oldest bucket", entries, resorts)
+			t.Logf("%d entries, %d of them into the header of the newest", entries, amended)
 			s.close()
 		})
 	}

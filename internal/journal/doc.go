@@ -28,7 +28,7 @@
 // durable after it.
 //
 // Power cut. Entry n+1 is issued when n is durable, so the entries on disk have no gap, and only the last can be torn;
-// a torn one fails its checksum and has never been. What an entry refers to, data and nodes, had completed before
+// a torn one fails its checksum and has never been: the next start writes over it. What an entry refers to, data and nodes, had completed before
 // it was closed and is flushed before it is written. Read takes the newest entry's last_seq: all from there on is on
 // disk, because a bucket is entered only if the last durable entry needs nothing from it; if the entry being written
 // gets there, that one's needs count, and they are fewer. All before is durable in leaves, because last_seq never
@@ -52,24 +52,23 @@
 //  2. Admission also sees to it that the open entry, with all that is reserved, has a place and leaves what is kept
 //     (half a bucket in a ring of 4 to 7; an eighth of all buckets in a larger one). Entries with keys alone are closed
 //     only if that stays so.
-//  3. Urgent entries (roots, gens) may take what is kept as long as what is reserved has a place behind them. There
-//     is room for four, one after the other. The owner's WriteOldest, which empties the oldest bucket, is bound to
-//     that number, and whoever it waits for gets the same.
-//  4. When no pin is left in the oldest bucket, an entry that needs fewer buckets than the last has a place as long as
-//     two steps of the ring are left, whatever else is taken: it counts its own last_seq (ring.after). It is written
-//     as soon as someone waits for room. Once durable, it has freed a bucket.
+//  3. Urgent entries (roots, gens) may take what is kept as long as what is reserved has a place behind them.
+//  4. An entry without keys has a place always: where there is no other it amends the newest, whose header it takes
+//     (amend.go). It counts its own last_seq, so that when no pin is left in the oldest bucket, it frees that. It is
+//     written as soon as someone waits for room.
 //  5. Whoever holds a Reservation waits for no entry, so what is reserved becomes keys, or goes back, by itself.
 //
-// So whoever waits for room waits for at most the writing of the leaves that pin the oldest bucket and for one entry.
+// So whoever waits for room waits for at most the writing of the leaves that pin the oldest bucket and for one entry; and
+// whoever writes them waits for nobody who waits for room.
 //
-// Starting. Each start begins in the bucket behind the newest entry, and at run time one bucket is left for that. What
-// is appended is bounded further (ring.restartable), so that a next process can write what is in the mapping and
-// still has room for entries during its replay. Starts that are cut short, one after the other, take a bucket each;
-// when none is left the set can still be started, as long as replay needs no new root: ring.lastResort.
+// Starting. A start goes on behind the newest entry. What is appended is bounded further (ring.restart), so that a next
+// process can write what is in the mapping; nothing else that a start writes needs room. So a set starts however
+// often its starts were cut short, and however full a kernel left the ring.
 //
 // # Invariants
 //
-//   - seq of the open entry is that of the last closed one plus 1, and durable is that or one less.
+//   - seq of the open entry is that of the last closed one plus 1, and durable is that or one less. On disk an amendment
+//     has the seq of what it amends.
 //   - last_seq never decreases, and is never greater than the seq of an entry with keys that are not in durable leaves.
 //   - The ring's buckets are entered in order, none is skipped; entries lie end to end and never span buckets.
 //   - The lock is never held over I/O, and under it nothing waits.

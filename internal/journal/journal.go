@@ -32,9 +32,8 @@ type Owner interface {
 	// found is done, or under way elsewhere and done, or with the error that kept it from that. An error fails the
 	// journal. ctx ends when the journal is closed.
 	//
-	// It may need entries for roots and gens, and may find that a node is held by someone who waits for one. Such
-	// entries are urgent (RequestEntryLocked); there may be UrgentEntriesLocked of them, as many as when it was called. It
-	// must not wait for a Reserve, or for anyone who does.
+	// It may need entries for roots and gens, any number of them, and may find that a node is held by someone who waits
+	// for one. Such entries are urgent (RequestEntryLocked). It must not wait for a Reserve, or for anyone who does.
 	WriteOldest(ctx context.Context, upTo uint64) error
 }
 
@@ -70,7 +69,7 @@ type Journal struct {
 	lasting bool    // shared outlasts the process
 	sector  int     // bytes that the device writes whole
 	pool    *blockdev.Pool
-	buf     *blockdev.Buffer // of the entry being written
+	buf     *blockdev.Buffer // the newest entry as it is on disk, or goes there
 
 	failed  atomic.Pointer[FailedError]
 	stopped context.Context // of the owner's callback
@@ -86,12 +85,14 @@ type Journal struct {
 	start  bool // replay is not over
 
 	// The open entry. Its keys are in the shared slot.
-	seq   uint64
-	slot  int
-	words int
-	due   time.Duration // when it is written at the latest, if it has keys
-	timer *rt.Timer
-	delay time.Duration
+	seq    uint64
+	renum  numbering
+	number uint64 // its seq on disk, and in the mapping
+	slot   int
+	words  int
+	due    time.Duration // when it is written at the latest, if it has keys
+	timer  *rt.Timer
+	delay  time.Duration
 
 	// The closed entry under way, if any.
 	flying bool
@@ -101,6 +102,7 @@ type Journal struct {
 	durable    uint64   // greatest seq on disk
 	durablePos position // behind it
 	lastSeq    uint64   // of the last closed entry
+	placed     place    // of the newest entry that was not amended
 
 	wanted     uint64 // someone waits for this entry to be durable
 	wantedRoom uint64 // the same, and it may use the room that is kept
@@ -120,10 +122,11 @@ type Journal struct {
 
 // A flight is an entry on its way to the disk.
 type flight struct {
+	seq         uint64 // set.Seq is that on disk
 	set         ondisk.JSet
 	pos         position // behind it
 	off         int64    // bytes on the device
-	short       bool     // write one sector only
+	amends      bool     // it takes the place of the header of the entry before
 	lastDurable uint64   // last_seq of the entry before it
 }
 
@@ -131,6 +134,7 @@ type flight struct {
 type Stats struct {
 	Entries      uint64 // written
 	EmptyEntries uint64 // of these, without keys
+	Amended      uint64 // and these: headers written over that of the newest entry, since the ring was full
 	Keys         uint64 // appended
 	Bytes        uint64 // written, rounded up to blocks
 	Commit       time.Duration
@@ -167,7 +171,7 @@ func Open(ctx context.Context, c Config, r *Recovery) (*Journal, error) {
 	j := &Journal{
 		rt: c.Runtime, mu: c.Lock, io: c.IO.WithPurpose(blockdev.ForJournal), geo: c.Geometry, dev: c.Dev, owner: c.Owner,
 		shared: c.Shared, lasting: c.Shared != nil, sector: c.IO.Device().Info().LogicalBlock,
-		ring: newRing(&c.Geometry, c.Buckets), delay: c.Delay, start: true, seq: 1,
+		ring: newRing(&c.Geometry, c.Buckets), delay: c.Delay, start: true, seq: 1, number: 1,
 	}
 	if j.shared == nil {
 		j.shared = NewShared()
@@ -195,7 +199,8 @@ func Open(ctx context.Context, c Config, r *Recovery) (*Journal, error) {
 		}
 	}
 	j.durable = j.seq - 1
-	j.shared.reset(c.Identity, j.seq)
+	j.number = j.seq
+	j.shared.reset(c.Identity, j.number)
 	j.timer = j.rt.AfterFunc(24*time.Hour, j.timeout)
 	j.timer.Stop()
 	j.running.Go("journal writer", j.write)
@@ -203,13 +208,23 @@ func Open(ctx context.Context, c Config, r *Recovery) (*Journal, error) {
 	return j, nil
 }
 
-// resume takes over what was recovered: the ring goes on in the bucket behind the newest entry, whatever room that
-// one has left.
+// resume takes over what was recovered: the ring goes on behind the newest entry, over what is left there of one that was
+// torn.
+//
+// A torn entry cannot come back to hide or to follow what is written over it: its writer was gone before this process got
+// the device, and the next entry is issued only when the one here is durable. A kernel finds in the bucket what it would
+// if one process had written all of it. Where it would not see the newest, behind a damaged one, the next bucket is begun.
 func (j *Journal) resume(ctx context.Context, r *Recovery) error {
 	copy(j.ring.last, r.last)
 	j.seq, j.lastSeq = r.Newest.Seq+1, r.Newest.LastSeq
-	j.pos = position{cur: r.bucket, used: j.ring.blocks, oldest: int(r.Entries[0].Bucket)}
+	j.pos = position{cur: r.bucket, used: int(r.end / int64(j.ring.blockSize)), oldest: int(r.Entries[0].Bucket)}
+	if r.hidden {
+		j.pos.used = j.ring.blocks
+	}
 	j.pins.tail = r.Entries[0].Seq
+	if err := j.resumeNewest(r); err != nil {
+		return err
+	}
 	if err := j.writeMapped(ctx, r); err != nil {
 		return err
 	}
@@ -223,40 +238,53 @@ func (j *Journal) resume(ctx context.Context, r *Recovery) error {
 	return nil
 }
 
-// writeMapped writes the keys of the shared mapping to the ring, in as few entries as they fit in. Their headers are
+// resumeNewest has the newest entry in memory, to be amended. All that was read is durable when it returns: a process
+// that was killed may have left it in the device's cache, and what follows is built on it.
+func (j *Journal) resumeNewest(r *Recovery) error {
+	at := r.src.at(int32(r.bucket), r.end-r.src.length(&r.Newest))
+	b := j.buf.Data[:r.src.length(&r.Newest)]
+	if err := j.io.ReadAt(b, at); err != nil {
+		return fmt.Errorf("journal entry %d: %w", r.Newest.Seq, err)
+	}
+	if set, err := ondisk.DecodeJSet(b, &j.geo); err != nil || set.Seq != r.Newest.Seq {
+		return fmt.Errorf("%s: journal entry %d has changed since it was read: %w", r.device(), r.Newest.Seq, ondisk.ErrCorrupt)
+	}
+	j.placed = place{seq: r.Newest.Seq, off: at, bytes: r.Newest.Bytes()}
+	return j.io.Flush()
+}
+
+// writeMapped writes the keys of the shared mapping to the ring, in the entries that they were in. Their headers are
 // the newest entry's: it is all that the process which died had got durable.
 //
-// If this process dies in between, the next finds some of the keys on disk, and in the mapping, which still has the
-// superblock's seq, those and the rest. It replays some twice, one right after the other, which changes nothing.
-// ring.restartable has seen to it that there is room for all.
+// If this process dies in between, the next finds the first of them on disk, and in the mapping, which still has the
+// superblock's seq, the second, which has its place behind: see ring.restart.
 func (j *Journal) writeMapped(ctx context.Context, r *Recovery) error {
-	var keys []byte
-	for _, e := range r.mapped {
-		keys = append(keys, e.keys...)
-	}
-	r.Entries = r.Entries[:len(r.Entries)-len(r.mapped)]
+	mapped := r.mapped
+	r.Entries = r.Entries[:len(r.Entries)-len(mapped)]
+	r.mapped, r.Mapped = nil, 0
 	set := r.Newest
-	for len(keys) > 0 {
+	for _, e := range mapped {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		set.Seq, set.Data = j.seq, keys[:wholeKeys(keys, 8*j.ring.mostWords)]
+		set.Seq, set.Data = j.seq, e.keys
 		words := len(set.Data) / 8
 		pos, ok := j.ring.after(j.pos, words, set.LastSeq)
-		if !ok {
-			return fmt.Errorf("%w for %d bytes of keys that the last process had acknowledged", ErrNoRoom, len(keys))
+		if !ok || words > j.ring.mostWords {
+			return fmt.Errorf("%w for %d bytes of keys that the last process had acknowledged", ErrNoRoom, len(set.Data))
 		}
 		at := int64(pos.used-j.ring.blocksFor(words)) * int64(j.ring.blockSize)
-		if err := j.put(&set, j.ring.offset(&j.geo, pos.cur, 0)+at, false); err != nil {
+		off := j.ring.offset(&j.geo, pos.cur, 0) + at
+		if err := j.put(&set, off, false); err != nil {
 			return &FailedError{Seq: j.seq, Err: err}
 		}
+		set.Keys = uint32(words)
 		r.Entries = append(r.Entries, Entry{Seq: j.seq, Bucket: int32(pos.cur), At: at, Bytes: int32(set.Bytes())})
 		j.ring.last[pos.cur] = j.seq
+		j.placed = place{seq: j.seq, off: off, bytes: set.Bytes()}
 		j.pos = pos
 		j.seq++
-		keys = keys[len(set.Data):]
 	}
-	r.mapped, r.Mapped = nil, 0
 	return nil
 }
 
@@ -269,21 +297,6 @@ func (j *Journal) StartedLocked() {
 	j.grantLocked()
 	j.work.Signal()
 	j.tight.Signal()
-}
-
-// UrgentEntriesLocked returns how many urgent entries, one after the other, are sure to find a place now. It is 4
-// whenever keys can be reserved room for, but in tiny geometries (a bucket of less than 16 blocks), and less only
-// after starts in a row that were cut short. Whoever keeps pins while it waits for an entry, because a root is
-// changing, asks first; where the answer is 0 the change must wait until pins are gone. The set's lock is held.
-func (j *Journal) UrgentEntriesLocked() int {
-	s, ok := j.ring.space(j.pos), true
-	if n := j.words + j.reserved; n > 0 {
-		s, ok = j.ring.put(s, n)
-	}
-	if !ok {
-		return 0
-	}
-	return min(maxUrgent, j.ring.free(s)*j.ring.blockSize/(j.ring.blockSize+ondisk.JSetHeaderBytes))
 }
 
 // SetDelay changes how long keys wait for company (the attribute journal_delay_ms), for entries begun from now on.

@@ -8,7 +8,7 @@ const (
 	maxSpan  = 32766
 	spanKept = 1024
 
-	pinTableSize = 1 << 15 // a power of two, larger than maxSpan
+	pinTableSize = 1 << 16 // a power of two, larger than maxSpan: so many more amendments can be made
 )
 
 // A Pin keeps the entry Seq, and all behind it, in the journal: last_seq does not pass it. Whatever holds keys

@@ -41,6 +41,8 @@ type Recovery struct {
 
 	src    Source
 	bucket int      // ring index of the newest entry
+	end    int64    // byte of that bucket behind it
+	hidden bool     // a kernel does not see it there, since one before it is damaged
 	last   []uint64 // by ring index: greatest seq in the bucket
 	mapped []sharedEntry
 }
@@ -71,11 +73,14 @@ func Read(ctx context.Context, src Source) (*Recovery, error) {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
+		end, hidden := int64(0), false
 		err := src.scan(i, buf.Data, func(e Entry, j *ondisk.JSet) {
+			hidden = hidden || e.At != end
+			end = e.At + src.length(j)
 			all = append(all, e)
 			r.last[i] = max(r.last[i], e.Seq)
 			if e.Seq >= r.Newest.Seq {
-				r.Newest, r.bucket = *j, i
+				r.Newest, r.bucket, r.end, r.hidden = *j, i, end, hidden
 				r.Newest.Data = nil
 			}
 		})
@@ -96,11 +101,17 @@ func (s *Source) at(bucket int32, at int64) int64 {
 	return int64(s.Geometry.BucketStart(s.Buckets[bucket]))*ondisk.SectorSize + at
 }
 
+// length returns how many bytes of a bucket an entry takes.
+func (s *Source) length(j *ondisk.JSet) int64 {
+	block := int64(s.Geometry.BlockBytes())
+	return (int64(j.Bytes()) + block - 1) &^ (block - 1)
+}
+
 // scan calls fn with the entries of one bucket, which follow on each other without a gap: what comes behind them and
 // is whole all the same is left from an earlier lap. buf has readWindow bytes.
 func (s *Source) scan(bucket int, buf []byte, fn func(e Entry, j *ondisk.JSet)) error {
 	g := &s.Geometry
-	size, block := g.BucketBytes(), int64(g.BlockBytes())
+	size := g.BucketBytes()
 	var have []byte // bytes of the bucket from byte from on
 	var from int64
 	// decode returns the entry at byte at of the bucket.
@@ -117,7 +128,6 @@ func (s *Source) scan(bucket int, buf []byte, fn func(e Entry, j *ondisk.JSet)) 
 		}
 		return ondisk.DecodeJSet(have[at-from:], g)
 	}
-	length := func(j *ondisk.JSet) int64 { return (int64(j.Bytes()) + block - 1) &^ (block - 1) }
 	expect := uint64(0) // the next seq, 0 at the beginning
 	for at := int64(0); at < size; {
 		j, err := decode(at)
@@ -126,10 +136,10 @@ func (s *Source) scan(bucket int, buf []byte, fn func(e Entry, j *ondisk.JSet)) 
 			return nil
 		case errors.Is(err, ondisk.ErrBadJSet):
 			// Torn, or damaged: only a damaged one has its successor behind it.
-			if j.Bytes() > ondisk.MaxJSetBytes || at+length(&j) >= size || expect != 0 && j.Seq != expect {
+			if j.Bytes() > ondisk.MaxJSetBytes || at+s.length(&j) >= size || expect != 0 && j.Seq != expect {
 				return nil
 			}
-			next, err := decode(at + length(&j))
+			next, err := decode(at + s.length(&j))
 			if err != nil && !errors.Is(err, ondisk.ErrNoJSet) && !errors.Is(err, ondisk.ErrBadJSet) {
 				return err
 			}
@@ -145,7 +155,7 @@ func (s *Source) scan(bucket int, buf []byte, fn func(e Entry, j *ondisk.JSet)) 
 			fn(Entry{Seq: j.Seq, Bucket: int32(bucket), At: at, Bytes: int32(j.Bytes())}, &j)
 			expect = j.Seq + 1
 		}
-		at += length(&j)
+		at += s.length(&j)
 	}
 	return nil
 }
@@ -199,10 +209,13 @@ func (r *Recovery) Shared(s *Shared, id Identity) (entries int, err error) {
 	if err != nil {
 		return 0, err
 	}
+	if n := len(list); n > 0 && len(list[n-1].keys) == 0 {
+		list = list[:n-1] // the open entry, just begun
+	}
+	if len(list) == 1 && len(list[0].keys) == 0 {
+		list = nil
+	}
 	for _, e := range list {
-		if len(e.keys) == 0 {
-			continue // the open entry, just begun
-		}
 		r.mapped = append(r.mapped, e)
 		r.Entries = append(r.Entries, Entry{Seq: e.seq, Bucket: -1, Bytes: int32(ondisk.JSetHeaderBytes + len(e.keys))})
 	}

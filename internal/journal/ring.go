@@ -22,10 +22,10 @@ type ring struct {
 	last      []uint64 // by ring index: greatest seq that the bucket holds, 0 for none
 	hold      int      // distance that must be left after entering a bucket: 2 at run time, 1 during start
 	kept      int      // blocks that only entries without reserved keys may take
-	startKept int      // blocks that must be left for the next start once it has written the shared mapping
+	startKept int      // blocks that must be left for the next start, too, for keys to be admitted
 }
 
-// maxUrgent is what UrgentEntriesLocked says where there is room.
+// maxUrgent is how many urgent entries have places of their own in what is kept.
 const maxUrgent = 4
 
 // Values of hold.
@@ -42,9 +42,8 @@ func newRing(g *ondisk.Geometry, buckets []uint64) ring {
 	}
 	// What is kept has room for maxUrgent entries, also where reserved keys come in between and are spread over all of
 	// them: each costs 240 bytes and a broken block, and there are 8 blocks of 512 bytes in the smallest usual
-	// geometry. A larger ring keeps whole buckets, because each start begins a new one: with 256
-	// buckets there can be 32 starts in a row that are cut short. So does one with hardly any blocks in a bucket,
-	// as far as it has buckets at all.
+	// geometry. A larger ring keeps whole buckets. So does one with hardly any blocks in a
+	// bucket, as far as it has buckets at all. Urgent entries beyond that number amend the newest.
 	n := len(buckets)
 	switch {
 	case r.blocks < 16:
@@ -127,23 +126,11 @@ func (r *ring) after(p position, words int, lastSeq uint64) (position, bool) {
 		p.used += need
 	case r.distance(p) > 1 && r.distance(own) > r.hold:
 		p.cur, p.used = r.next(p.cur), need
-	case r.lastResort(p, words, lastSeq):
-		p = position{cur: p.oldest, used: need, oldest: r.next(p.oldest)}
 	default:
 		return p, false
 	}
 	p.oldest = r.oldestNeeded(p, lastSeq)
 	return p, true
-}
-
-// lastResort reports whether an entry without keys may go over the oldest bucket.
-//
-// That happens only when one start after the other was cut short: each begins in the bucket behind the newest
-// entry, and now all are taken. Once the leaves are written the oldest bucket is not needed any more, but the entry
-// that says so has no other place. It has 240 bytes, so it is one sector, which a power cut leaves old or new
-// and never torn: either the set is as it was, or this entry is the newest and needs nothing from the bucket.
-func (r *ring) lastResort(p position, words int, lastSeq uint64) bool {
-	return words == 0 && r.distance(p) == 1 && r.last[p.oldest] < lastSeq
 }
 
 // oldestNeeded moves p.oldest past the buckets whose entries are all older than seq.
@@ -167,14 +154,21 @@ func (r *ring) offset(g *ondisk.Geometry, i, block int) int64 {
 	return int64(g.BucketStart(r.buckets[i]))*ondisk.SectorSize + int64(block)*int64(r.blockSize)
 }
 
-// restartable reports whether a process that died now would leave room for the next: it must write words, which
-// are not on disk yet, behind the durable position p, starting in a fresh bucket, and then have room to start.
-func (r *ring) restartable(p position, words int) bool {
-	s, ok := space{more: r.distance(p) - holdStart}, true
-	for words > 0 && ok {
-		n := min(words, r.mostWords)
-		s, ok = r.put(s, n)
-		words -= n
+// restart returns what the next start finds left if the process dies while p is the durable position, once it has
+// written what is not on disk: the keys of the entry in flight (flying words, negative if there is none) and those of the
+// open entry. false: they have no place.
+//
+// This is the reserve of a start. It is the same whether it is the first start after that death or the hundredth: each
+// goes on behind the newest entry, in the same bucket, and writes the mapping's entries one for one. So a start that is
+// killed half way leaves the next one the rest of the same entries for the same places; once they are there, it leaves
+// none. Whatever else a start writes has no keys, and needs no place at all if there is none: see Journal.amendLocked.
+func (r *ring) restart(p position, flying, open int) (space, bool) {
+	s, ok := space{rest: r.blocks - p.used, more: max(0, r.distance(p)-holdStart)}, true
+	if flying >= 0 {
+		s, ok = r.put(s, flying)
 	}
-	return ok && r.free(s) >= r.startKept
+	if ok && open > 0 {
+		s, ok = r.put(s, open)
+	}
+	return s, ok
 }

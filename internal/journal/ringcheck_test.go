@@ -1,7 +1,9 @@
 package journal
 
 import (
+	"bytes"
 	"fmt"
+	"slices"
 	"sync/atomic"
 
 	"github.com/ubcache/ubcache/internal/blockdev"
@@ -21,14 +23,19 @@ type ringCheck struct {
 	most     map[int]uint64 // greatest seq written to each ring index in this life and before
 	newest   ondisk.JSet    // durable; Seq 0: none
 	at       int            // ring index of newest
-	end      int64          // bytes into the bucket behind it; -1: not written in this life
+	begin    int64          // bytes into the bucket where it begins
+	end      int64          // and behind it; -1: there is none
+	bytes    []byte         // it
+	first    bool           // no entry was written in this life
 	flying   *ondisk.JSet
 	flyingAt int
+	flyBegin int64
 	flyEnd   int64
+	flyBytes []byte
 	flushed  bool // a flush has completed since the last entry was
 	started  bool // replay is over: the rules of run time hold
 
-	entries, lastResorts, laps int
+	entries, amended, laps int
 
 	ops   atomic.Int64
 	cutAt int // the operation before which onCut is called; -1: never
@@ -36,7 +43,7 @@ type ringCheck struct {
 }
 
 func newRingCheck(dev blockdev.Device, geo ondisk.Geometry, buckets []uint64, fail func(string, ...any)) *ringCheck {
-	return &ringCheck{Device: dev, geo: geo, buckets: buckets, fail: fail, most: map[int]uint64{}, end: -1, cutAt: -1}
+	return &ringCheck{Device: dev, geo: geo, buckets: buckets, fail: fail, most: map[int]uint64{}, end: -1, first: true, cutAt: -1}
 }
 
 func (c *ringCheck) Runtime() *rt.Runtime { return blockdev.RuntimeOf(c.Device) }
@@ -46,7 +53,7 @@ func (c *ringCheck) resume(image []byte) {
 	for i, b := range c.buckets {
 		at := c.geo.BucketStart(b) * 512
 		prev := uint64(0)
-		ondisk.ScanJournalBucket(image[at:at+uint64(c.geo.BucketBytes())], &c.geo, func(_ int, j ondisk.JSet) {
+		ondisk.ScanJournalBucket(image[at:at+uint64(c.geo.BucketBytes())], &c.geo, func(off int, j ondisk.JSet) {
 			if prev != 0 && j.Seq != prev+1 {
 				return
 			}
@@ -55,9 +62,17 @@ func (c *ringCheck) resume(image []byte) {
 			if j.Seq > c.newest.Seq {
 				c.newest, c.at = j, i
 				c.newest.Data = nil
+				c.begin, c.end = int64(off), int64(off)+c.size(&j)
+				c.bytes = slices.Clone(image[at:][c.begin:c.end])
 			}
 		})
 	}
+}
+
+// size returns how many bytes of the ring an entry takes.
+func (c *ringCheck) size(j *ondisk.JSet) int64 {
+	block := int64(c.geo.BlockBytes())
+	return (int64(j.Bytes()) + block - 1) / block * block
 }
 
 // distance counts the steps from bucket i to the oldest with an entry from lastSeq on.
@@ -117,7 +132,8 @@ func (c *ringCheck) completed(r *blockdev.Request) {
 	case r.Op == blockdev.OpFlush:
 		c.flushed = true
 	case r.Op == blockdev.OpWrite:
-		c.newest, c.at, c.end = *c.flying, c.flyingAt, c.flyEnd
+		c.newest, c.at, c.begin, c.end, c.bytes = *c.flying, c.flyingAt, c.flyBegin, c.flyEnd, c.flyBytes
+		c.first = false
 		c.most[c.at] = c.newest.Seq
 		c.flying = nil
 	}
@@ -139,15 +155,23 @@ func (c *ringCheck) submitted(r *blockdev.Request) {
 		bad("outside of the journal")
 		return
 	}
-	j, err := ondisk.DecodeJSet(r.Buf, &c.geo)
+	buf := slices.Clone(r.Buf)
+	amends := c.end >= 0 && index == c.at && within == c.begin
+	if amends && len(buf) < len(c.bytes) {
+		buf = append(buf, c.bytes[len(buf):]...)
+	}
+	j, err := ondisk.DecodeJSet(buf, &c.geo)
 	if err != nil {
 		bad("%v", err)
 		return
 	}
 	block := int64(c.geo.BlockBytes())
-	size := (int64(j.Bytes()) + block - 1) / block * block
+	size := c.size(&j)
 	n := len(c.buckets)
-	dist := c.distance(c.at, c.newest.LastSeq)
+	seq := c.newest.Seq + 1
+	if amends {
+		seq--
+	}
 	switch {
 	case c.flying != nil:
 		bad("while entry %d is in flight", c.flying.Seq)
@@ -155,29 +179,29 @@ func (c *ringCheck) submitted(r *blockdev.Request) {
 		bad("without FUA")
 	case !c.flushed:
 		bad("no flush has completed since the entry before")
-	case j.Seq != c.newest.Seq+1:
+	case j.Seq != seq:
 		bad("seq %d behind %d", j.Seq, c.newest.Seq)
 	case j.LastSeq < c.newest.LastSeq || j.LastSeq > j.Seq || j.Seq-j.LastSeq >= 32767:
 		bad("last_seq %d of seq %d behind last_seq %d", j.LastSeq, j.Seq, c.newest.LastSeq)
 	case j.Version != 1 || j.Bytes() > 32768 || within%block != 0 || within+size > c.geo.BucketBytes():
 		bad("version %d, %d bytes at byte %d of its bucket", j.Version, j.Bytes(), within)
+	case amends:
+		// One sector, and nothing behind the header is changed: see amendLocked.
+		if len(r.Buf) != c.Info().LogicalBlock || int(j.Keys) != int(c.newest.Keys) || !bytes.Equal(buf[240:j.Bytes()], c.bytes[240:j.Bytes()]) {
+			bad("over the newest entry, which is %v", c.newest)
+		}
+		c.amended++
 	case index == c.at && c.end >= 0:
 		if within != c.end || int64(len(r.Buf)) != size {
 			bad("%d bytes at byte %d of its bucket, the entry before ends at %d", len(r.Buf), within, c.end)
 		}
 	case index != (c.at+1)%n || within != 0:
 		bad("in bucket %d at %d behind bucket %d", index, within, c.at)
-	case dist == 1:
-		// The one exception: see ring.lastResort.
-		if j.Keys != 0 || len(r.Buf) != 512 || j.LastSeq <= c.most[index] {
-			bad("over the oldest bucket, which it needs")
-		}
-		c.lastResorts++
 	case int64(len(r.Buf)) != size:
 		bad("%d bytes for %d", len(r.Buf), size)
 	case c.most[index] >= c.newest.LastSeq && c.newest.Seq > 0:
 		bad("over entry %d, which entry %d needs", c.most[index], c.newest.Seq)
-	case c.distance(c.at, j.LastSeq) <= 2 && c.started && c.end >= 0: // the first entry of a life has the bucket that is held for it
+	case c.distance(c.at, j.LastSeq) <= 2 && c.started && !c.first: // the first entry of a life has the bucket that is held for it
 		bad("entering bucket %d with %d steps to the oldest that it needs", index, c.distance(c.at, j.LastSeq))
 	}
 	if err := j.EachKey(func(k *ondisk.Key) bool {
@@ -192,9 +216,6 @@ func (c *ringCheck) submitted(r *blockdev.Request) {
 	if index != c.at && index == 0 {
 		c.laps++
 	}
-	c.flying, c.flyingAt, c.flyEnd = &j, index, within+size
-	if dist == 1 && index != c.at {
-		c.flyEnd = within + block
-	}
+	c.flying, c.flyingAt, c.flyBegin, c.flyEnd, c.flyBytes = &j, index, within, within+size, buf
 	c.flushed = false
 }

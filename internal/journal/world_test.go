@@ -292,7 +292,7 @@ func (w *world) replay(ctx context.Context, rec *Recovery) error {
 // would.
 func (w *world) WriteOldest(ctx context.Context, upTo uint64) error {
 	w.mu.Lock()
-	structural := min(w.structural, w.j.UrgentEntriesLocked()-1)
+	structural := w.structural
 	w.reclaiming = true
 	if w.splitting {
 		w.j.RequestEntryLocked(true) // it may be waiting for room
@@ -333,7 +333,7 @@ func (w *world) writeLeaf(ctx context.Context, i int, split, urgent bool) error 
 	}
 	lf.busy = true
 	if !urgent { // one at a time, as a tree's maintainer does them
-		split = split && !w.reclaiming && !w.splitting && w.j.UrgentEntriesLocked() > 0
+		split = split && !w.reclaiming && !w.splitting
 		w.splitting = w.splitting || split
 	}
 	w.j.MovePinLocked(&lf.writing, &lf.pin)
