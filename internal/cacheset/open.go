@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"time"
 
 	"github.com/ubcache/ubcache/internal/blockdev"
 	"github.com/ubcache/ubcache/internal/btree"
@@ -250,8 +251,8 @@ func (s *Set) recover(ctx context.Context) error {
 			return err
 		}
 	}
-	// The refiller makes the first buckets ready beside the replay: after starts that were cut short, one after the
-	// other, the journal may have room for its entry only when keys are in their leaves again.
+	// The refiller makes the first buckets ready beside the replay.
+	s.start.under = true
 	s.startWriters()
 	if err := s.replay(ctx, rec); err != nil {
 		return fmt.Errorf("%s: replay: %w", s.info.Name, err)
@@ -260,6 +261,7 @@ func (s *Set) recover(ctx context.Context) error {
 	s.journal.StartedLocked()
 	s.startedLocked()
 	s.started = s.journal.NewestLocked()
+	s.start.under = false
 	s.repinLocked()
 	s.mu.Unlock()
 	return nil
@@ -387,6 +389,7 @@ func (s *Set) replayKey(seq uint64, k *ondisk.Key) error {
 		}
 		o := s.tree.Insert(&key, 0, &c)
 		if o == btree.Done {
+			s.start.keys++
 			s.pinLocked(c.Leaf, seq)
 			s.accountLocked(&c, s.journal.OpenLocked(), true)
 			s.grownLocked(c.Leaf)
@@ -437,6 +440,35 @@ func (s *Set) mend() error {
 		}
 	}
 	return nil
+}
+
+// A progress says how far a start has come.
+type progress struct {
+	under bool   // it is under way
+	keys  uint64 // replayed, and parts of keys
+	steps uint64 // when it was looked at last
+	since time.Duration
+}
+
+// stuckLocked returns an error if a start is under way in which nothing has happened for startLimit. There is no wait of a
+// start that has no end by itself: this is for what is not as we think, so that it shows.
+func (s *Set) stuckLocked() error {
+	p := &s.start
+	if !p.under {
+		return nil
+	}
+	entry, _ := s.journal.DurableLocked()
+	steps := p.keys + entry + s.stats.NodeReads + s.stats.NodeAppends + s.stats.NodeRewrites + s.table.Stats().Batches
+	now := s.rt.Now()
+	if steps != p.steps || p.since == 0 {
+		p.steps, p.since = steps, now
+	}
+	if now-p.since < startLimit {
+		return nil
+	}
+	c := s.table.Counts()
+	return fmt.Errorf("%s: %w: for %v no key was replayed, and no node, journal entry or bucket written; %d nodes wait to be written, %d for a bucket; buckets: %+v",
+		s.info.Name, ErrStuck, startLimit, len(s.jobs)+s.busy, s.needMeta, c)
 }
 
 // queueTornLocked hands the leaves that are to be mended to the writers. It returns the node that it needs for that.

@@ -53,6 +53,7 @@ const (
 	dirtyAge    = 30 * time.Second // a node is written when it has waited so long
 	tickEvery   = time.Second
 	closeLimit  = 10 * time.Second
+	startLimit  = 5 * time.Minute // a start in which nothing happens for so long is given up
 
 	startBuckets = 32 // for nodes that are rewritten during replay, at most
 	writeTries   = 3
@@ -70,6 +71,8 @@ var (
 	ErrHangs = errors.New("the device does not answer")
 	// ErrNoSlot: the uuid array has no free slot for one more volume.
 	ErrNoSlot = errors.New("no room in the uuid array for one more volume")
+	// ErrStuck: a start waits for something that does not come. It was given up, and nothing is lost.
+	ErrStuck = errors.New("the start does not go on")
 	// ErrNoSpace: no bucket can be had for metadata.
 	ErrNoSpace = errors.New("cache set: no bucket for metadata")
 )
@@ -115,6 +118,7 @@ type Set struct {
 	uuids   ondisk.Key           // where the array lies
 	dirty   []dirtyMap           // of each inode
 	started uint64               // newest journal entry when the replay was over
+	start   progress             // of the replay
 	prio    uint64               // bucket of the first prio set
 	prioNo  uint64               // seq of the newest prio sets
 

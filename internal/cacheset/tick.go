@@ -22,12 +22,17 @@ func (s *Set) tickLoop() {
 			s.log.Error("the cache set has stopped", "set", s.UUID().String(), "err", err)
 		}
 		s.mu.Lock()
+		var stuck error
 		if s.Err() == nil {
 			s.tickLocked()
+			stuck = s.stuckLocked()
 		} else {
 			s.wakeAllLocked() // the journal has failed: it does not know who waits
 		}
 		s.mu.Unlock()
+		if stuck != nil {
+			_ = s.fail(stuck)
+		}
 		s.pool.TrimIdle()
 	}
 }
