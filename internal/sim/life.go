@@ -115,7 +115,9 @@ func (t *trial) follow(cut int, e *end, number int) *Failure {
 	l := &life{trial: t, number: number, seed: seed, kill: t.Kill && rng.IntN(3) > 0, begin: *e, open: t.Reopen}
 	e.images = nil // the life closes them
 	if l.cut = rng.IntN(24); rng.IntN(2) == 0 {
-		l.cut = rng.IntN(400) // not while it starts
+		if l.cut = rng.IntN(400); t.Early { // not while it starts
+			l.cut %= 80
+		}
 	}
 	err := l.run()
 	defer func() {

@@ -63,6 +63,7 @@ type Loop struct {
 	Strengths []blockdev.Strength // nil: all three
 	Kill      bool                // the process is killed instead; in lives after the first, in two of three
 	Lives     int                 // how many lives, default 1, end so, each after the first at an operation that the seed chooses
+	Early     bool                // lives after the first end while they start, or soon after
 
 	Disks    []Disk
 	Volumes  []Volume
