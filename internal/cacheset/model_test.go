@@ -52,6 +52,7 @@ func simulateWith(t *testing.T, seed uint64, o Options, fn func(w *world) error)
 	s.Limit = 10 * time.Hour
 	var failed error
 	err := s.Run(func() {
+		o.noMove = true // the cells say where
 		w := &world{rt: s.Runtime(), opt: o}
 		dev, err := blockdev.Memory(worldSize, blockdev.MemoryOptions{Runtime: w.rt})
 		if err != nil {

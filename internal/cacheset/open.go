@@ -92,7 +92,7 @@ func newSet(dev blockdev.Device, o Options) *Set {
 	s := &Set{
 		rt: blockdev.RuntimeOf(dev), log: o.Logger, dev: dev, info: dev.Info(), opt: o,
 		pool: blockdev.NewPool(blockdev.PoolOptions{}), loading: map[uint32]struct{}{}, torn: map[ondisk.Ptr]bool{},
-		claimed: map[ondisk.UUID]bool{}, backed: map[uint32]uint64{},
+		noMove: o.noMove, claimed: map[ondisk.UUID]bool{}, backed: map[uint32]uint64{},
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)

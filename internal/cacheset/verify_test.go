@@ -122,7 +122,7 @@ func TestVerifyWhileThingsChange(t *testing.T) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
 			simulate(t, seed, func(w *world) error {
-				w.opt = Options{Restless: true, NodeCache: []int64{20 << 10, 32 << 10, 64 << 10, 8 << 20}[seed%4]}
+				w.opt = Options{Restless: true, noMove: true, NodeCache: []int64{20 << 10, 32 << 10, 64 << 10, 8 << 20}[seed%4]}
 				w.opt.verifyKeys = []int{1, 20, 300}[seed%3] // so that much happens in the middle of a walk
 				if seed%5 == 1 {
 					w.opt.verifyWindow = 200

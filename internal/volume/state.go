@@ -42,6 +42,7 @@ func (v *Volume) makeDirty() error {
 		super := *v.super.Load()
 		super.SetState(ondisk.StateDirty)
 		if err := v.storeSuper(&super); err != nil {
+			v.wake() // what the superblock says now is not known: the drainer has to say CLEAN again
 			return fmt.Errorf("marking the backing device as dirty: %w", err)
 		}
 	}
