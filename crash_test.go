@@ -294,7 +294,7 @@ func TestPowerCuts(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			for _, seed := range sim.Seeds(1) {
 				l := crashLoop(seed, mode)
-				l.Step = crashStep(5)
+				l.Step = crashStep(12)
 				begin := time.Now()
 				l.Run(t)
 				t.Logf("seed %d: %v", seed, time.Since(begin))
