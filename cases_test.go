@@ -57,6 +57,9 @@ func breakable(t *testing.T) benchOptions {
 // simulate runs fn in a simulation on a set as o says.
 func simulate(t *testing.T, seed uint64, limit time.Duration, o benchOptions, fn func(b *bench) error) {
 	t.Helper()
+	if raced && testing.Short() {
+		t.Skip("the race detector sees nothing in a simulation; without it this runs")
+	}
 	s := rt.NewSim(seed)
 	s.Limit = limit
 	var failed error

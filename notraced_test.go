@@ -1,0 +1,5 @@
+//go:build !race
+
+package ubcache
+
+const raced = false
