@@ -37,7 +37,7 @@ $(links): bin/ubcache
 demo: build ## what a cache gains, before your eyes, in half a minute
 	bin/ubcache demo
 
-test: ## what every change must pass, in ten minutes: lint, and tests without and with the race detector
+test: ## what every change must pass, in twelve minutes: lint, and tests without and with the race detector
 	@$(stage) "tools for tests" scripts/with-tools true
 	@$(stage) "go modules" scripts/retry 3 $(MAKE) --no-print-directory modules
 	@$(stage) build $(MAKE) --no-print-directory build
