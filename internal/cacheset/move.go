@@ -83,6 +83,7 @@ type movePlan struct {
 // moveLoop is the goroutine that moves dirty data together.
 func (s *Set) moveLoop() {
 	m := mover{set: s}
+	defer m.close() // the lock is let go before
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for s.stop.Err() == nil && s.Err() == nil {
@@ -111,6 +112,9 @@ func (s *Set) moveLoop() {
 		_ = s.rest(pause)
 		s.mu.Lock()
 	}
+}
+
+func (m *mover) close() {
 	if m.io != nil {
 		_ = m.io.Close()
 	}
