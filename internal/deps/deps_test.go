@@ -72,6 +72,10 @@ var stack = []rule{
 		why: "a tree needs buckets and the journal, and nothing of sets and volumes",
 	},
 	{
+		pkg: "internal/pace", ours: none, ext: none,
+		why: "policies are functions of plain values, so that tables test them",
+	},
+	{
 		pkg: "internal/cacheset", ext: sys,
 		why: "joins the parts above",
 	},
