@@ -41,7 +41,7 @@ func (t *Tree) Insert(k *ondisk.Key, epoch uint64, c *Change) Outcome {
 		return NeedsNode
 	}
 	c.Leaf = n
-	if n.Crowded(t.g) {
+	if t.Crowded(n) {
 		return NeedsRoom
 	}
 	c.More = false
@@ -76,7 +76,7 @@ func (t *Tree) Replace(old, k *ondisk.Key, epoch uint64, c *Change) Outcome {
 	if same == x.Start {
 		return NoMatch
 	}
-	if n.Crowded(t.g) {
+	if t.Crowded(n) {
 		return NeedsRoom
 	}
 	if same == end && end < x.End() {

@@ -25,7 +25,7 @@ func Parse(g *ondisk.Geometry, ref Ref, b []byte) (*Node, error) {
 	if d.Err != nil && !d.Torn {
 		return nil, d.Err
 	}
-	n := &Node{ref: ref, seq: d.Seq, used: d.Used, blocks: ref.Sectors / g.BlockSectors, linked: true, full: d.Err != nil}
+	n := &Node{ref: ref, seq: d.Seq, used: d.Used, blocks: ref.Sectors / g.BlockSectors, sets: uint32(len(d.Sets)), linked: true, full: d.Err != nil}
 	var err error
 	if ref.Level > 0 {
 		err = n.parseInterior(g, d)

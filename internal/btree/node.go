@@ -51,6 +51,7 @@ type Node struct {
 	seq    uint64 // in every bset of the node
 	used   uint32 // blocks that are written, or that a write in flight takes
 	blocks uint32 // blocks there are
+	sets   uint32 // appends that are written, or in flight
 
 	body body    // of a leaf
 	kids []child // of an interior node, sorted, live ones only
@@ -132,10 +133,20 @@ func (n *Node) Load(g *ondisk.Geometry) (words, room int) {
 }
 
 // Crowded reports whether a leaf holds more than it may: insertions wait until it was rewritten.
-func (n *Node) Crowded(g *ondisk.Geometry) bool {
-	words, room := n.Load(g)
+func (t *Tree) Crowded(n *Node) bool {
+	words, room := n.Load(t.g)
+	if t.tight {
+		return words > room || !n.roomFor(t.g, n.body.open+splitWords)
+	}
 	return words > growth*room
 }
+
+// splitWords is what an insertion may add to the open set of a leaf: a key, and the rear part of one that it lies within.
+const splitWords = 6
+
+// SetTight changes whether a leaf may hold only what another append to it has room for, as a kernel's. Else it may grow
+// in memory to twice its size, and nobody waits for a split.
+func (t *Tree) SetTight(yes bool) { t.tight = yes }
 
 // roomFor reports whether a set of that many words can be appended.
 func (n *Node) roomFor(g *ondisk.Geometry, words int) bool {
@@ -246,6 +257,33 @@ type Stats struct {
 	MaxAge     uint8 // of any pointer: generations behind its bucket
 	Used       int   // blocks written
 	Blocks     int   // blocks there are
+}
+
+// SetStats are counts of the sets of nodes in memory, those that were written, and those that will be.
+type SetStats struct {
+	Nodes, Written, Unwritten    uint64
+	WrittenBytes, UnwrittenBytes uint64 // of keys
+}
+
+// AddSets adds those of some nodes, from number from on, and returns where to go on: 0 when it is through. Nodes that change
+// their number meanwhile it may miss.
+func (t *Tree) AddSets(s *SetStats, from int) (next int) {
+	end := min(from+lostSteps, len(t.nodes))
+	for _, n := range t.nodes[from:end] {
+		words, _ := n.Load(t.g)
+		open := n.body.open + 3*len(n.pend)
+		s.Nodes++
+		s.Written += uint64(n.sets)
+		if open > 0 {
+			s.Unwritten++
+		}
+		s.UnwrittenBytes += 8 * uint64(open)
+		s.WrittenBytes += 8 * uint64(max(words-open, 0))
+	}
+	if end < len(t.nodes) {
+		return end
+	}
+	return 0
 }
 
 // Gens returns the generation of a bucket.

@@ -380,7 +380,7 @@ func (t *Tree) installRoot(r *Rewrite, kids []*Node, old []Ref) {
 }
 
 func (r *Rewrite) newNode(o *newNode, words int) *Node {
-	n := &Node{ref: o.ref, seq: o.seq, used: uint32(blocksOf(r.t.g, words)), blocks: o.ref.Sectors / r.t.g.BlockSectors}
+	n := &Node{ref: o.ref, seq: o.seq, used: uint32(blocksOf(r.t.g, words)), blocks: o.ref.Sectors / r.t.g.BlockSectors, sets: 1}
 	n.hot.Store(true)
 	return n
 }

@@ -22,6 +22,7 @@ type Tree struct {
 	hand     int
 	size     int // bytes of the nodes, as counted last
 	pinned   pinHeap
+	tight    bool // see SetTight
 }
 
 // New returns a tree whose root is the node at root, which is durable, and not in memory yet. gens returns the

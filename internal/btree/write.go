@@ -98,6 +98,7 @@ func (t *Tree) Freeze(n *Node) (*Append, Outcome) {
 	}
 	a := &Append{node: n, ref: n.ref, block: n.used, seq: n.seq, magic: t.g.BSetMagic(), size: t.g.BlockBytes(), keys: keys}
 	n.used += uint32(a.Bytes() / a.size)
+	n.sets++
 	n.writing = true
 	t.size += n.bytes() - before
 	return a, Done

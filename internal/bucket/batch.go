@@ -23,6 +23,7 @@ const (
 type batch struct {
 	phase phase
 	want  int
+	marks *Marks // that say what may be picked; nil: the exact counts alone
 	list  []uint32
 	next  uint64 // when encoding: the next bucket whose generation is to be copied
 	given int    // when handing: how many went to the pools
@@ -38,6 +39,9 @@ const (
 // Wanted returns how many buckets a batch would try to get: what the pools lack, or what there should be unused
 // and is not, the head-room included. Between batches only.
 func (t *Table) Wanted() int {
+	if t.marked() {
+		return t.wantedMarked()
+	}
 	c, m, v := &t.pools[poolCommon], &t.pools[poolMeta], &t.pools[poolMoving]
 	all := t.opt.Ready + len(m.buf) + len(v.buf)
 	lack := m.room() + v.room() + max(t.opt.Ready-c.n, 0)
@@ -46,8 +50,11 @@ func (t *Table) Wanted() int {
 	return max(min(max(lack, unused, reusable), c.room()+m.room()+v.room()), 0)
 }
 
-// Pickable returns how many buckets could be picked.
+// Pickable returns how many buckets could be picked, 0 as long as a policy of mark and sweep forbids it.
 func (t *Table) Pickable() (n int) {
+	if t.marked() && !t.marks.mayPick() {
+		return 0
+	}
 	for i := emptyFree; i < tiers; i++ {
 		n += t.index[i].count
 	}
@@ -59,6 +66,9 @@ func (t *Table) Pickable() (n int) {
 func (t *Table) NeedBatch() bool {
 	if t.batch.phase != idle {
 		return false
+	}
+	if t.marked() {
+		return t.needMarked()
 	}
 	can := min(t.Wanted(), t.Pickable())
 	low := !t.roomFor(ForDirty) || t.pools[poolCommon].n == 0 || t.pools[poolMeta].room() > t.pools[poolMeta].n
@@ -80,6 +90,9 @@ func (t *Table) BeginBatch() bool {
 		return false
 	}
 	t.batch = batch{phase: filling, want: t.Wanted(), list: t.batch.list[:0]}
+	if t.marked() {
+		t.batch.marks = t.marks
+	}
 	t.hand.by = [tiers]criterion{}
 	return true
 }
@@ -95,6 +108,9 @@ func (t *Table) FillBatch(open uint64) (more bool) {
 	}
 	t.tick()
 	t.start = false
+	if a.marks != nil {
+		return a.marks.fill(open)
+	}
 	full := len(a.list) + pickSlice
 	look := lookSlice
 	for tr := emptyFree; tr < tiers && look > 0; tr++ {

@@ -109,11 +109,14 @@ func (t *Table) Lags(n int) (buckets int) {
 	return buckets
 }
 
+// SweepLag is the lag from which on a sweep is due.
+const SweepLag = 48
+
 // SweepDue reports whether it is time for a sweep: some bucket lags by 48 or more, or as much as the cache
 // holds was evicted since the last one. The sweep should be done before MaxLag reaches 80.
 func (t *Table) SweepDue() bool {
 	return t.sweep.shadow == nil &&
-		(t.MaxLag() >= 48 || t.sweep.evicted >= uint64(len(t.entries))*uint64(t.geo.BucketSectors))
+		(t.MaxLag() >= SweepLag || t.sweep.evicted >= uint64(len(t.entries))*uint64(t.geo.BucketSectors))
 }
 
 // NewShadow returns the memory that a sweep needs, one byte a bucket. The set's lock is not needed, and should

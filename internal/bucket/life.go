@@ -152,6 +152,9 @@ func (t *Table) Allocate(u Use) (b uint32, gen uint8, ok bool) {
 	}
 	t.set(b, w, s.withStamp(t.clock.stamp()))
 	t.discard.written(b)
+	if t.marks != nil {
+		t.marks.allocated(b, u)
+	}
 	return b, w.gen(), true
 }
 
@@ -220,6 +223,9 @@ func (t *Table) meta(b uint32, what string) (word, side) {
 		panic(fmt.Sprintf("bucket: %s %v", what, t.Info(b)))
 	}
 	t.start = false
+	if t.marks != nil {
+		t.marks.freed(b)
+	}
 	return w, s
 }
 

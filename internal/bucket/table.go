@@ -88,6 +88,7 @@ type Table struct {
 	named int         // which of them the newest durable journal entry names
 	start bool        // since Load nothing has changed: what is unused is unused on disk
 
+	marks     *Marks   // of a policy of mark and sweep; nil: there is none
 	recount   *Recount // kept up by events that zero a bucket
 	stats     Stats
 	anomalies []Anomaly // not fetched yet, bounded
