@@ -43,8 +43,8 @@ var setAttributes = []attr[*CacheSet]{
 	{"active_journal_entries", func(s *CacheSet) string { j := s.set.Info().Journal; return fmt.Sprint(j.Seq - j.LastSeq) }, nil},
 	{"block_size", func(s *CacheSet) string { return human(int64(s.set.Geometry().BlockBytes())) }, nil},
 	{"btree_cache_size", func(s *CacheSet) string { return human(int64(s.set.Info().NodeBytes)) }, nil},
-	{"btree_nodes", func(s *CacheSet) string { return fmt.Sprint(s.set.Info().Index.Nodes) }, nil},
-	{"btree_used_percent", func(s *CacheSet) string { return fmt.Sprint(s.set.Info().Index.UsedPercent) }, nil},
+	{"btree_nodes", btreeNodes, nil},
+	{"btree_used_percent", btreeUsed, nil},
 	{"bucket_size", func(s *CacheSet) string { return human(s.set.Geometry().BucketBytes()) }, nil},
 	{"cache_available_percent", func(s *CacheSet) string { return fmt.Sprint(100 - s.set.Info().InUse) }, nil},
 	{"cache_read_races", func(s *CacheSet) string {
@@ -183,7 +183,7 @@ func (s *CacheSet) Objects() []string {
 func (s *CacheSet) Attributes(object string) ([]Attribute, error) {
 	switch object {
 	case objectSet:
-		return all(s, setAttributes), nil
+		return all(s, allSetAttributes()), nil
 	case objectCache:
 		return all(s, cacheAttributes), nil
 	}
@@ -222,7 +222,7 @@ func (s *CacheSet) SetAttribute(ctx context.Context, object, name, value string)
 	value = strings.TrimSpace(value)
 	switch object {
 	case objectSet:
-		return change(ctx, s, object, setAttributes, name, value)
+		return change(ctx, s, object, allSetAttributes(), name, value)
 	case objectCache:
 		return change(ctx, s, object, cacheAttributes, name, value)
 	}
@@ -232,15 +232,23 @@ func (s *CacheSet) SetAttribute(ctx context.Context, object, name, value string)
 	return fmt.Errorf("%w: %q; there are %s", ErrNoObject, object, strings.Join(s.Objects(), ", "))
 }
 
+// allSetAttributes returns those of a set, sorted by name.
+func allSetAttributes() []attr[*CacheSet] {
+	return byName(slices.Concat(setAttributes, gcAttributes))
+}
+
+func byName[T any](list []attr[T]) []attr[T] {
+	slices.SortFunc(list, func(a, b attr[T]) int { return strings.Compare(a.name, b.name) })
+	return list
+}
+
 // attributes returns those of the volume's kind, sorted by name.
 func (v *Volume) attributes() []attr[openVolume] {
 	list := backingAttributes
 	if v.v.Flash() {
 		list = flashAttributes
 	}
-	list = slices.Concat(volumeAttributes, list)
-	slices.SortFunc(list, func(a, b attr[openVolume]) int { return strings.Compare(a.name, b.name) })
-	return list
+	return byName(slices.Concat(volumeAttributes, list))
 }
 
 // writeOnly is the value of what can only be written.

@@ -26,6 +26,7 @@ type bench struct {
 	set     *CacheSet
 	volumes []*Volume
 	dir     string
+	nodes   int64
 	log     *slog.Logger // of the sets that are opened from then on
 
 	// Where the bench can break, of the devices that it began with, the cache first.
@@ -42,7 +43,8 @@ type benchOptions struct {
 	backingLatency blockdev.Latency
 	mode           string
 	dir            string
-	breaks         bool // the power can be cut, and devices fail
+	nodes          int64 // of memory for nodes; default: Open's
+	breaks         bool  // the power can be cut, and devices fail
 }
 
 // breakable is a small set on fast disks that can break, with one volume.
@@ -64,7 +66,7 @@ func simulate(t *testing.T, seed uint64, limit time.Duration, o benchOptions, fn
 	s.Limit = limit
 	var failed error
 	err := s.Run(func() {
-		b := &bench{rt: s.Runtime(), dir: o.dir, power: new(blockdev.Power)}
+		b := &bench{rt: s.Runtime(), dir: o.dir, nodes: o.nodes, power: new(blockdev.Power)}
 		disk := func(size int64, l blockdev.Latency) blockdev.Device {
 			m, err := blockdev.Memory(size, blockdev.MemoryOptions{Runtime: b.rt})
 			if err != nil {
@@ -113,7 +115,7 @@ func simulate(t *testing.T, seed uint64, limit time.Duration, o benchOptions, fn
 
 func (b *bench) open(mode string) (err error) {
 	ctx := context.Background()
-	if b.set, err = Open(ctx, Options{CacheDevice: b.cache, RuntimeDir: b.dir, Logger: b.log}); err != nil {
+	if b.set, err = Open(ctx, Options{CacheDevice: b.cache, RuntimeDir: b.dir, NodeCache: b.nodes, Logger: b.log}); err != nil {
 		return err
 	}
 	b.volumes = nil

@@ -56,7 +56,8 @@ type opening struct {
 	drain  func(v *volume.Volume) error // sets how dirty data is written back; nil: as usual
 	broken cacheset.Broken
 
-	restless bool // work in the background never rests
+	restless bool   // work in the background never rests
+	policy   string // gc_policy; "": the default
 }
 
 func (o opening) open(ctx context.Context, e *sim.Env) (*sim.System, error) {
@@ -66,6 +67,12 @@ func (o opening) open(ctx context.Context, e *sim.Env) (*sim.System, error) {
 	}
 	s := &sim.System{Own: crashSet{set}}
 	s.Close = func(ctx context.Context) error { return set.Close(ctx) }
+	if o.policy != "" {
+		if err := set.SetAttribute(ctx, "set", "gc_policy", o.policy); err != nil {
+			_ = set.Close(ctx)
+			return nil, err
+		}
+	}
 	if err := o.volumes(ctx, e, set, s); err != nil {
 		_ = set.Close(ctx)
 		return nil, err

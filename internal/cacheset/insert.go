@@ -57,6 +57,9 @@ func (s *Set) Insert(in *Insertion) error {
 // InsertRest makes the rest.
 func (s *Set) TryInsertLocked(in *Insertion) bool {
 	in.begin()
+	if s.keptOutLocked() {
+		return false
+	}
 	_, err := s.insertSomeLocked(in)
 	return err == nil && in.done()
 }
@@ -71,7 +74,7 @@ func (s *Set) InsertRest(in *Insertion) error {
 		return nil
 	}
 	for {
-		s.mu.Lock()
+		s.Enter()
 		o, err := s.insertSomeLocked(in)
 		if err == nil && in.done() {
 			s.mu.Unlock()
@@ -285,7 +288,7 @@ func (s *Set) makeRoom(leaf *btree.Node) error {
 		if err := s.errLocked(); err != nil {
 			return err
 		}
-		if leaf.Gone() || !leaf.Crowded(&s.geo) {
+		if leaf.Gone() || !s.tree.Crowded(leaf) {
 			return nil
 		}
 		s.queueLocked(leaf, true)

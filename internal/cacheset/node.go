@@ -31,6 +31,7 @@ func (s *Set) ReadNode(ref btree.Ref) error { return s.readNode(ref, nil) }
 func (s *Set) readNode(ref btree.Ref, seen func()) error {
 	b := s.bucketOf(ref.Ptr)
 	s.mu.Lock()
+	s.awaitBucketsLocked()
 	if _, ok := s.loading[b]; ok {
 		for ok {
 			s.changed.Wait()

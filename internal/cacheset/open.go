@@ -110,6 +110,11 @@ func newSet(dev blockdev.Device, o Options) *Set {
 	s.discards.Init(&s.mu)
 	s.move.Init(&s.mu)
 	s.verify.wake.Init(&s.mu)
+	s.gcChange.Init(s.rt)
+	s.gc.name = Exact
+	s.gc.wake.Init(&s.mu)
+	s.gc.over.Init(&s.mu)
+	s.gc.free.Init(&s.mu)
 	s.running.Init(s.rt)
 	s.stop, s.cancel = context.WithCancel(context.Background())
 	return s
@@ -180,6 +185,7 @@ func (s *Set) startWriters() {
 	s.running.Go("dead inodes", s.dropDead)
 	s.running.Go("mover", s.moveLoop)
 	s.running.Go("verifier", s.verifyLoop)
+	s.running.Go("collector", s.collectLoop)
 }
 
 // recover opens a set that has contents.

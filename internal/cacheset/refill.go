@@ -42,10 +42,21 @@ func (s *Set) batch() error {
 		s.mu.Unlock()
 		return nil
 	}
-	for s.table.FillBatch(s.journal.OpenLocked()) {
-		s.mu.Unlock()
-		s.rt.Yield()
-		s.mu.Lock()
+	if s.table.Looking() {
+		s.holdBucketsLocked(func() bool { return s.table.FillBatch(s.journal.OpenLocked()) })
+		if s.marks != nil && s.marks.Starved() {
+			s.gc.wake.Broadcast()
+		}
+		if !s.closed && s.table.DropEmptyBatch() {
+			s.mu.Unlock()
+			return nil
+		}
+	} else {
+		for s.table.FillBatch(s.journal.OpenLocked()) {
+			s.mu.Unlock()
+			s.rt.Yield()
+			s.mu.Lock()
+		}
 	}
 	s.prioNo++
 	no := s.prioNo

@@ -217,6 +217,7 @@ func (s *Set) nameRootLocked() error {
 // takeMetaLocked takes n buckets for metadata, all at once; it waits for them, and lets go of the lock meanwhile. For what
 // is not a must it returns nil instead, and also where others wait, or need what there is.
 func (s *Set) takeMetaLocked(must bool, n int) ([]ondisk.Ptr, error) {
+	s.awaitBucketsLocked()
 	if !must && (s.needMeta > 0 || !s.table.CanSpare(n)) {
 		return nil, nil
 	}

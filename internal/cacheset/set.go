@@ -105,7 +105,9 @@ type Set struct {
 	failed    atomic.Pointer[FailedError]
 	used      atomic.Bool // see NoteRequest
 	idleMax   atomic.Bool
-	attaching rt.Mutex // one change of the slots at a time; taken before mu
+	inflight  atomic.Int64 // requests
+	attaching rt.Mutex     // one change of the slots at a time; taken before mu
+	gcChange  rt.Mutex     // one change of the policy; likewise
 
 	// The lock. All that follows is guarded by it.
 	mu      rt.Mutex
@@ -148,6 +150,9 @@ type Set struct {
 	needMeta int                 // who waits for a bucket for metadata
 	dead     rt.Cond             // a slot was retired
 	verify   verifier
+	gc       collector
+	gate     *gate         // while a policy collects; nil: nobody is kept out
+	marks    *bucket.Marks // of such a policy
 
 	slotFreed rt.Cond // retired slots can be used again, or cannot be had
 	stuck     bool    // they cannot
@@ -248,6 +253,8 @@ func (s *Set) wakeAllLocked() {
 	s.discards.Broadcast()
 	s.move.Broadcast()
 	s.verify.wake.Broadcast()
+	s.gc.wake.Broadcast()
+	s.gc.over.Broadcast()
 }
 
 // errLocked returns why nobody is served any more.

@@ -37,6 +37,9 @@ func openBuckets(n uint64) int { return int(min(max(n/64, 2), 32)) }
 // which is bucket.ForDirty, ForClean or ForMoving. The room comes with a pin of its bucket, for the key. point tells writers apart, so that what one writes
 // lies together. Source: B 1.7.
 func (s *Set) SpaceLocked(kind bucket.Use, inode uint32, start uint64, want, unit, point uint32) (ondisk.Ptr, uint32) {
+	if s.gc.held {
+		return 0, 0
+	}
 	l := &s.open[kind]
 	l.clock++
 	o := l.find(inode, start, point)
@@ -59,6 +62,11 @@ func (s *Set) SpaceLocked(kind bucket.Use, inode uint32, start uint64, want, uni
 	n := min(want, (s.geo.BucketSectors-o.used)/unit*unit, ondisk.MaxKeySize/unit*unit)
 	p := ondisk.MakePtr(o.gen, s.geo.BucketStart(uint64(o.bucket))+uint64(o.used), s.super.NrThisDev)
 	s.table.Pin(o.bucket)
+	if s.marks != nil {
+		if s.marks.Spend(n); s.marks.Due() {
+			s.gc.wake.Broadcast()
+		}
+	}
 	o.used += n
 	o.point, o.inode, o.next, o.stamp = point, inode, start+uint64(n), l.clock
 	if s.geo.BucketSectors-o.used < s.geo.BlockSectors {
@@ -79,15 +87,23 @@ func (s *Set) WaitSpace() error {
 	if err := s.errLocked(); err != nil {
 		return err
 	}
-	ctx, cancel := s.rt.WithTimeout(s.stop, spaceWait)
-	defer cancel()
-	before := s.table.Stats().Batches
+	if s.gc.held {
+		s.awaitBucketsLocked()
+		return nil
+	}
+	ctx := s.stop
+	if s.marks == nil { // else as long as a collection takes
+		limited, cancel := s.rt.WithTimeout(s.stop, spaceWait)
+		defer cancel()
+		ctx = limited
+	}
+	before, serial := s.table.Stats().Batches, s.gc.serial
 	s.needSpace++
 	defer func() { s.needSpace-- }()
 	for s.table.Stats().Batches == before {
 		if _, due := s.planMoveLocked(); due {
 			s.move.Signal()
-		} else if !s.moving && s.table.Pickable() == 0 && s.table.Counts()[bucket.Inc] == 0 {
+		} else if !s.moving && s.table.Pickable() == 0 && s.table.Counts()[bucket.Inc] == 0 && !s.helpsLocked(serial) {
 			return ErrNoSpace
 		}
 		s.refill.Signal()
@@ -100,6 +116,12 @@ func (s *Set) WaitSpace() error {
 		}
 	}
 	return nil
+}
+
+// helpsLocked reports whether a collection may find buckets for who has waited since the one of that number: one that has
+// begun later comes to its end.
+func (s *Set) helpsLocked(serial uint64) bool {
+	return s.marks != nil && s.gc.pacer != nil && s.gc.serial < serial+2
 }
 
 // find chooses the write point: the one that start continues, else the newest of the same writer, else the oldest.

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/ubcache/ubcache/internal/btree"
+	"github.com/ubcache/ubcache/internal/bucket"
 	"github.com/ubcache/ubcache/internal/ondisk"
 )
 
@@ -22,7 +23,7 @@ func (s *Set) sweepLoop() {
 	again := false
 	for s.rest(tickEvery) == nil && s.Err() == nil {
 		s.mu.Lock()
-		due := s.serving && !s.closed && (again || s.opt.Restless || s.table.SweepDue() || s.emptiedLocked())
+		due := s.serving && !s.closed && s.sweepDueLocked(again)
 		emptied, coalesced := s.emptied, s.stats.NodesCoalesced
 		s.mu.Unlock()
 		if !due {
@@ -44,6 +45,17 @@ func (s *Set) sweepLoop() {
 		again = int(s.stats.NodesCoalesced-coalesced) > s.nodesLocked()/emptiedShare
 		s.mu.Unlock()
 	}
+}
+
+// sweepDueLocked reports whether it is time for a sweep. While another policy collects, that is what tidies the index, and
+// sweeps are for the limit of the format alone.
+func (s *Set) sweepDueLocked(again bool) bool {
+	if s.gc.pacer != nil && !s.opt.Restless {
+		return s.table.MaxLag() >= bucket.SweepLag
+	}
+	asked := s.gc.asked
+	s.gc.asked = false
+	return again || asked || s.opt.Restless || s.table.SweepDue() || s.emptiedLocked()
 }
 
 // awaitChoresLocked waits until what the walk has found is done, unless somebody waits for a bucket.
@@ -241,7 +253,7 @@ func (s *Set) decideLocked(w *walk) {
 		s.tree.Forget(x.node) // others are wanted more
 	}
 	w.run = w.run[:copy(w.run, w.run[max(nodes, 1):])]
-	if nodes > 0 {
+	if nodes > 0 && (s.gc.pacer == nil || c.must) {
 		s.addChoreLocked(w, c)
 	}
 }

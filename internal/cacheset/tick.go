@@ -43,6 +43,7 @@ func (s *Set) tickLocked() {
 	s.refill.Signal()
 	s.move.Signal()
 	s.chore.Broadcast() // the lag may have grown
+	s.gc.wake.Broadcast()
 	now := s.rt.Now()
 	for len(s.aging) > 0 {
 		n := s.aging[0].node

@@ -618,7 +618,8 @@ func (w *drainer) rateLoop() {
 func (w *drainer) updateLocked() {
 	v := w.v
 	volumes, all := v.set.BackedLocked()
-	idle := v.set.IdleLocked() >= writeback.IdleUpdates(volumes) && v.set.IdleMaxRate()
+	v.set.ArmGCLocked()
+	idle := v.set.IdleLocked() >= writeback.IdleUpdates(volumes) && v.set.IdleMaxRate() && !v.set.CollectingLocked()
 	switch {
 	case volumes == 0: // detached
 		return

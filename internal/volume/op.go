@@ -79,7 +79,7 @@ func (o *op) do() {
 	}
 	q, acked := o.q, o.acked
 	v.putOp(o)
-	q.out.Finish(r)
+	q.finish(r)
 	if acked {
 		v.acks.out.Add(1)
 	}
@@ -134,6 +134,7 @@ func (q *queue) bypassLocked(r *blockdev.Request, c *conf) bypass {
 		return accepted
 	case bypassFull:
 		s.BypassFull++
+		v.set.FullLocked(v.super.Load().State() == ondisk.StateClean)
 	case bypassMode:
 		s.BypassMode++
 	case bypassUnaligned:

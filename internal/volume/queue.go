@@ -93,6 +93,7 @@ func (v *Volume) NewQueue(depth int, complete func(done []*blockdev.Request)) (b
 func (q *queue) Submit(reqs []*blockdev.Request) {
 	v := q.v
 	ok := q.out.Begin(len(reqs))
+	v.set.Arrived(len(reqs))
 	b := q.batches.get()
 	looked := 0
 	c := v.use()
@@ -112,7 +113,7 @@ func (q *queue) Submit(reqs []*blockdev.Request) {
 		var why bypass
 		if r.Op != blockdev.OpFlush && !c.detached {
 			if !locked {
-				v.set.Lock()
+				v.set.Enter()
 				v.set.NoteRequestsLocked()
 				locked = true
 			}
@@ -165,10 +166,16 @@ func (q *queue) send(b *batch) {
 		q.v.rt.Go("request", o.run)
 	}
 	if len(b.done) > 0 {
-		q.out.Finish(b.done...)
+		q.finish(b.done...)
 	}
 	b.reset()
 	q.batches.put(b)
+}
+
+// finish answers requests.
+func (q *queue) finish(done ...*blockdev.Request) {
+	q.v.set.Answered(len(done))
+	q.out.Finish(done...)
 }
 
 // hitLocked adds the pieces of a read to the batch if all of it is in the cache. It returns how many these are, 0 if

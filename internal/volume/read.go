@@ -43,7 +43,7 @@ func (o *op) read() {
 	}
 	v.set.Unlock()
 	r.Err = err
-	o.q.out.Finish(r) // r and its buffer are the submitter's again
+	o.q.finish(r) // r and its buffer are the submitter's again
 	o.req = nil
 	for i := range o.pieces {
 		p := &o.pieces[i]
@@ -72,20 +72,20 @@ func (o *op) look() error {
 	v := o.v
 	w := o.span()
 	fills := o.why == accepted && !o.retry && !v.flash
-	v.set.Lock()
+	v.set.Enter()
 	defer v.set.Unlock()
 	allHit := true
 	for at, n := w.start, 1; at < w.end; n++ {
 		if n%lookSlice == 0 {
 			v.set.Unlock()
 			v.rt.Yield()
-			v.set.Lock()
+			v.set.Enter()
 		}
 		t, miss := v.set.LookupLocked(v.inode, at, w.end)
 		if !miss.IsZero() {
 			v.set.Unlock()
 			err := v.set.ReadNode(miss)
-			v.set.Lock()
+			v.set.Enter()
 			if err != nil {
 				return err
 			}
@@ -211,6 +211,7 @@ func (o *op) fallBack() error {
 func (o *op) store(p *piece, epoch uint64) {
 	v := o.v
 	v.set.Lock()
+	v.set.AwaitBucketsLocked()
 	if p.fill.void || v.closed.Load() {
 		v.stats.MissCollisions++
 		v.set.Unlock()

@@ -121,6 +121,7 @@ func fillDirty(v *Volume, percent int) error {
 			tries++
 			continue
 		}
+		tries = 0
 		in := cacheset.Insertion{Keys: []ondisk.Key{ondisk.NewExtent(v.inode, at+uint64(n), n, p, true)}, Pinned: true}
 		if err := v.set.Insert(&in); err != nil {
 			return err

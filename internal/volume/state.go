@@ -85,6 +85,9 @@ func (v *Volume) makeClean() (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("marking the backing device as clean: %w", err)
 	}
+	v.set.Lock()
+	v.set.CleanLocked()
+	v.set.Unlock()
 	return true, nil
 }
 

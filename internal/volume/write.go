@@ -52,7 +52,7 @@ func (o *op) write() error {
 	if o.req.Op == blockdev.OpDiscard && !v.flash && !v.back.info.CanDiscard {
 		return nil // the device keeps what it has, and so does the cache
 	}
-	v.set.Lock()
+	v.set.Enter()
 	v.ranges.beginWriteLocked(w)
 	way, cached, err := o.decideLocked(w)
 	if err == nil && way != routeBack && v.awaitLocked(w) {
@@ -148,13 +148,13 @@ func (o *op) surveyLocked(w span) (cached bool, err error) {
 		if n%lookSlice == 0 {
 			v.set.Unlock() // for whoever waits
 			v.rt.Yield()
-			v.set.Lock()
+			v.set.Enter()
 		}
 		p, miss := v.set.LookupLocked(v.inode, at, w.end)
 		if !miss.IsZero() {
 			v.set.Unlock()
 			err := v.set.ReadNode(miss)
-			v.set.Lock()
+			v.set.Enter()
 			if err != nil {
 				return false, err
 			}
@@ -188,6 +188,7 @@ func (o *op) through(w span, cached bool) error {
 		}
 	}
 	v.set.Lock()
+	v.set.AwaitBucketsLocked()
 	o.roomLocked(w, bucket.ForClean)
 	if n := len(o.keys); n == 0 || o.keys[n-1].End() < w.end {
 		v.stats.NoRoom++
@@ -343,7 +344,7 @@ func (o *op) forget(w span) (exposed bool, err error) {
 	for at := w.start; at < w.end; {
 		o.keys = o.keys[:0]
 		var gone span
-		v.set.Lock()
+		v.set.Enter()
 		for n := 0; at < w.end && n < lookSlice; n++ {
 			p, miss := v.set.LookupLocked(v.inode, at, w.end)
 			if !miss.IsZero() {
@@ -351,7 +352,7 @@ func (o *op) forget(w span) (exposed bool, err error) {
 				if err := v.set.ReadNode(miss); err != nil {
 					return exposed, err
 				}
-				v.set.Lock()
+				v.set.Enter()
 				continue
 			}
 			switch at = p.End; {
@@ -469,7 +470,7 @@ func (o *op) aroundDirty(w span) error {
 // instead writes to the backing device what there is no room for in the cache.
 func (o *op) instead(w span) error {
 	v := o.v
-	v.set.Lock()
+	v.set.Enter()
 	v.ranges.toCacheLocked(o.span(), false)
 	v.awaitLocked(w)
 	cached, err := o.surveyLocked(w)
