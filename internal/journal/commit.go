@@ -2,6 +2,7 @@ package journal
 
 import (
 	"context"
+	"time"
 
 	"github.com/ubcache/ubcache/internal/blockdev"
 	"github.com/ubcache/ubcache/internal/ondisk"
@@ -21,7 +22,8 @@ func (j *Journal) Acknowledge(ctx context.Context, seq uint64) error {
 func (j *Journal) WaitDurable(ctx context.Context, seq uint64) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return j.waitLocked(ctx, seq)
+	_, err := j.WaitDurableLocked(ctx, seq)
+	return err
 }
 
 // Sync returns when all keys appended before the call are durable, and with them the data that they point to: what a
@@ -29,7 +31,8 @@ func (j *Journal) WaitDurable(ctx context.Context, seq uint64) error {
 func (j *Journal) Sync(ctx context.Context) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return j.waitLocked(ctx, j.NewestLocked())
+	_, err := j.WaitDurableLocked(ctx, j.NewestLocked())
+	return err
 }
 
 // NewestLocked returns the newest entry that may have keys: when it is durable, all that were appended until now are. The
@@ -61,7 +64,8 @@ func (j *Journal) RequestEntryLocked(urgent bool) (seq uint64) {
 func (j *Journal) WriteEntry(ctx context.Context) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return j.waitLocked(ctx, j.RequestEntryLocked(false))
+	_, err := j.WaitDurableLocked(ctx, j.RequestEntryLocked(false))
+	return err
 }
 
 // OpenLocked returns the seq of the open entry: the next key is appended to it. The set's lock is held.
@@ -75,31 +79,32 @@ func (j *Journal) DurableLocked() (seq, lastSeq uint64) {
 	return j.durable, j.lastSeq
 }
 
-// waitLocked waits until entry seq is durable.
-func (j *Journal) waitLocked(ctx context.Context, seq uint64) error {
+// WaitDurableLocked is WaitDurable with the set's lock held, which it lets go of while it waits. It returns how long that
+// was.
+func (j *Journal) WaitDurableLocked(ctx context.Context, seq uint64) (waited time.Duration, err error) {
 	if seq > j.seq {
 		panic("journal: waiting for an entry that is not open yet")
 	}
 	if j.durable >= seq {
-		return j.errLocked()
+		return 0, j.errLocked()
 	}
 	begin := j.rt.Now()
 	if seq > j.wanted {
 		j.wanted = seq
 		j.work.Signal()
 	}
-	var err error
 	for j.durable < seq && err == nil {
 		if err = j.errLocked(); err == nil {
 			err = j.done[seq&1].WaitContext(ctx)
 		}
 	}
+	waited = j.rt.Now() - begin
 	j.stats.DurableWaits++
-	j.stats.DurableWait += j.rt.Now() - begin
+	j.stats.DurableWait += waited
 	if j.durable >= seq {
-		return nil
+		err = nil
 	}
-	return err
+	return waited, err
 }
 
 // timeout is called when the keys of the open entry have waited for company long enough.

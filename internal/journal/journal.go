@@ -329,7 +329,7 @@ func (j *Journal) Close(ctx context.Context) error {
 	if j.words == 0 {
 		seq--
 	}
-	err := j.waitLocked(ctx, seq)
+	_, err := j.WaitDurableLocked(ctx, seq)
 	j.closed = true
 	j.stop()
 	j.wakeAllLocked()
