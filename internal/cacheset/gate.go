@@ -18,18 +18,32 @@ type gate struct {
 	opened rt.Cond
 }
 
-// Enter takes the set's lock when requests may look at the index: not while a collection keeps them out.
+// Enter takes the set's lock on behalf of a request when it may look at the index: not while a collection keeps it out.
 func (s *Set) Enter() {
-	s.mu.Lock()
-	if s.gate != nil {
-		s.passLocked()
+	s.LockRequest()
+	s.passLocked(true)
+}
+
+// PassLocked waits while a collection keeps a number of requests out. It lets go of the lock meanwhile.
+func (s *Set) PassLocked(requests int) {
+	if s.keptOutLocked() {
+		begin := s.rt.Now()
+		s.passLocked(false)
+		s.StalledEach(StallGate, s.rt.Now()-begin, requests)
 	}
 }
 
 // passLocked waits until the gate is open.
-func (s *Set) passLocked() {
-	for g := s.gate; g != nil && g.closed; g = s.gate {
-		g.opened.Wait()
+func (s *Set) passLocked(request bool) {
+	if !s.keptOutLocked() {
+		return
+	}
+	begin := s.rt.Now()
+	for s.keptOutLocked() {
+		s.gate.opened.Wait()
+	}
+	if request {
+		s.stalls.add(StallGate, s.rt.Now()-begin)
 	}
 }
 

@@ -23,6 +23,8 @@ type Insertion struct {
 	// go of it, whatever comes of the insertion.
 	Pinned bool
 	Guard  Guard // asked before keys are stored; nil: always
+	// Request says that a request waits for it: see Stall.
+	Request bool
 
 	// Seq is the newest journal entry that has a part of the insertion, 0 if none has.
 	Seq uint64
@@ -74,7 +76,8 @@ func (s *Set) InsertRest(in *Insertion) error {
 		return nil
 	}
 	for {
-		s.Enter()
+		s.lockFor(in.Request)
+		s.passLocked(in.Request)
 		o, err := s.insertSomeLocked(in)
 		if err == nil && in.done() {
 			s.mu.Unlock()
@@ -248,19 +251,27 @@ func (s *Set) accountLocked(c *btree.Change, open uint64, journalled bool) (expo
 }
 
 // provide gets what an insertion lacks. No lock is held.
-func (s *Set) provide(in *Insertion, o btree.Outcome) error {
+func (s *Set) provide(in *Insertion, o btree.Outcome) (err error) {
+	var cause Stall
+	begin := s.rt.Now()
 	switch o {
 	case btree.NeedsNode:
-		return s.ReadNode(in.change.Miss)
+		cause = StallNode
+		err = s.ReadNode(in.change.Miss)
 	case btree.NeedsRoom:
-		return s.makeRoom(in.change.Leaf)
+		cause = StallSplit
+		err = s.makeRoom(in.change.Leaf)
 	case btree.Busy:
+		cause = StallJournalSpace
 		n := min(len(in.Keys)-in.next, insertGroup)
-		room, err := s.journal.Reserve(forever, keyWords*n, n)
-		in.room = room
-		return err
+		in.room, err = s.journal.Reserve(forever, keyWords*n, n)
+	default:
+		return nil // the hold of the lock was long enough
 	}
-	return nil
+	if in.Request {
+		s.stalls.add(cause, s.rt.Now()-begin)
+	}
+	return err
 }
 
 // dropLocked gives up what is left of an insertion.

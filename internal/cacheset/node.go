@@ -26,6 +26,14 @@ const (
 // of the device, or matches ondisk.ErrCorrupt.
 func (s *Set) ReadNode(ref btree.Ref) error { return s.readNode(ref, nil) }
 
+// ReadNodeRequest is ReadNode on behalf of a request.
+func (s *Set) ReadNodeRequest(ref btree.Ref) error {
+	begin := s.rt.Now()
+	err := s.readNode(ref, nil)
+	s.stalls.add(StallNode, s.rt.Now()-begin)
+	return err
+}
+
 // readNode is ReadNode. A node that it has read is shown to seen, if that is not nil, before anything can make it go
 // again, with the lock held.
 func (s *Set) readNode(ref btree.Ref, seen func()) error {

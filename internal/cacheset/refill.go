@@ -60,7 +60,16 @@ func (s *Set) batch() error {
 	}
 	s.prioNo++
 	no := s.prioNo
+	s.batching = true
+	if s.needSpace > 0 {
+		s.ready.Broadcast() // from here on they wait for something else: see WaitSpace
+	}
 	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		s.batching = false
+		s.mu.Unlock()
+	}()
 
 	var err error
 	for try := range writeTries {

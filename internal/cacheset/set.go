@@ -103,6 +103,7 @@ type Set struct {
 	super ondisk.Superblock
 
 	failed    atomic.Pointer[FailedError]
+	stalls    stalls
 	used      atomic.Bool // see NoteRequest
 	idleMax   atomic.Bool
 	inflight  atomic.Int64 // requests
@@ -147,6 +148,7 @@ type Set struct {
 	index    IndexSize           // as the last sweep has found it
 	refill   rt.Cond             // for the refiller
 	ready    rt.Cond             // buckets are ready, or room is
+	batching bool                // a batch of buckets is on its way to the disk
 	needMeta int                 // who waits for a bucket for metadata
 	dead     rt.Cond             // a slot was retired
 	verify   verifier
@@ -370,12 +372,33 @@ var forever = context.Background()
 // Lasting reports whether what was inserted may be acknowledged at once, so that Acknowledge waits for nothing.
 func (s *Set) Lasting() bool { return s.opt.Shared != nil }
 
-// Acknowledge returns when a change in journal entry seq may be acknowledged.
+// Acknowledge returns when a change in journal entry seq may be acknowledged. It is for requests.
 func (s *Set) Acknowledge(seq uint64) error {
+	if seq == 0 || !s.Lasting() {
+		return s.WaitDurableRequest(seq)
+	}
+	return s.journal.Acknowledge(forever, seq)
+}
+
+// WaitDurableRequest is WaitDurable on behalf of a request.
+func (s *Set) WaitDurableRequest(seq uint64) error {
 	if seq == 0 {
 		return s.Err()
 	}
-	return s.journal.Acknowledge(forever, seq)
+	s.LockRequest()
+	waited, err := s.journal.WaitDurableLocked(forever, seq)
+	s.mu.Unlock()
+	s.stalls.add(StallJournalWrite, waited)
+	return err
+}
+
+// SyncRequest is Sync on behalf of a request.
+func (s *Set) SyncRequest() error {
+	s.LockRequest()
+	waited, err := s.journal.WaitDurableLocked(forever, s.journal.NewestLocked())
+	s.mu.Unlock()
+	s.stalls.add(StallJournalWrite, waited)
+	return err
 }
 
 // WaitDurable returns when journal entry seq is durable.

@@ -79,10 +79,10 @@ func (s *Set) SpaceLocked(kind bucket.Use, inode uint32, start uint64, want, uni
 // spaceWait is how long data that must go to the cache waits for a batch of buckets.
 const spaceWait = 10 * time.Second
 
-// WaitSpace waits until more buckets are ready, for data that must go to the cache. It returns ErrNoSpace if none can
-// become so.
+// WaitSpace waits until more buckets are ready, for data of a request that must go to the cache. It returns ErrNoSpace if
+// none can become so.
 func (s *Set) WaitSpace() error {
-	s.mu.Lock()
+	s.LockRequest()
 	defer s.mu.Unlock()
 	if err := s.errLocked(); err != nil {
 		return err
@@ -99,15 +99,26 @@ func (s *Set) WaitSpace() error {
 	}
 	before, serial := s.table.Stats().Batches, s.gc.serial
 	s.needSpace++
-	defer func() { s.needSpace-- }()
+	var waited [StallGens + 1]time.Duration
+	defer func() {
+		s.needSpace--
+		s.stalls.add(StallAllocation, waited[StallAllocation])
+		s.stalls.add(StallGens, waited[StallGens])
+	}()
 	for s.table.Stats().Batches == before {
 		if _, due := s.planMoveLocked(); due {
 			s.move.Signal()
-		} else if !s.moving && s.table.Pickable() == 0 && s.table.Counts()[bucket.Inc] == 0 && !s.helpsLocked(serial) {
+		} else if !s.moving && !s.batching && s.table.Pickable() == 0 && s.table.Counts()[bucket.Inc] == 0 && !s.helpsLocked(serial) {
 			return ErrNoSpace
 		}
 		s.refill.Signal()
+		cause := StallAllocation
+		if s.batching {
+			cause = StallGens
+		}
+		begin := s.rt.Now()
 		err := s.ready.WaitContext(ctx)
+		waited[cause] += s.rt.Now() - begin
 		if serr := s.errLocked(); serr != nil {
 			return serr
 		}
