@@ -371,8 +371,15 @@ func (s *Set) awaitBucketsLocked() {
 	}
 }
 
-// AwaitBucketsLocked waits while a policy of mark and sweep looks at all buckets. It lets go of the lock meanwhile.
-func (s *Set) AwaitBucketsLocked() { s.awaitBucketsLocked() }
+// AwaitBucketsLocked waits, on behalf of a request, while a policy of mark and sweep looks at all buckets. It lets go of the
+// lock meanwhile.
+func (s *Set) AwaitBucketsLocked() {
+	if s.gc.held {
+		begin := s.rt.Now()
+		s.awaitBucketsLocked()
+		s.stalls.add(StallAllocation, s.rt.Now()-begin)
+	}
+}
 
 // stateLocked returns what the policy goes by.
 func (s *Set) stateLocked() pace.State {

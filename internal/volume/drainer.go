@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/ubcache/ubcache/internal/blockdev"
+	"github.com/ubcache/ubcache/internal/cacheset"
 	"github.com/ubcache/ubcache/internal/ondisk"
 	"github.com/ubcache/ubcache/internal/rt"
 	"github.com/ubcache/ubcache/internal/writeback"
@@ -385,14 +386,18 @@ func (w *drainer) flyingLocked(s span) bool {
 }
 
 // awaitLocked waits until no batch under way overlaps s: what it has would come down over what the caller writes to the
-// backing device. s is registered as being written, so that no batch begins there.
+// backing device. s is registered as being written, so that no batch begins there. The caller is a request.
 func (v *Volume) awaitLocked(s span) (waited bool) {
 	w := v.drainer
-	for w != nil && w.flyingLocked(s) {
-		waited = true
+	if w == nil || !w.flyingLocked(s) {
+		return false
+	}
+	begin := v.rt.Now()
+	for w.flyingLocked(s) {
 		w.done.Wait()
 	}
-	return waited
+	v.stalled(cacheset.StallWriteback, begin)
+	return true
 }
 
 // largest returns how many sectors a write of the backing device may have.

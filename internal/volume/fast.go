@@ -1,6 +1,8 @@
 package volume
 
 import (
+	"time"
+
 	"github.com/ubcache/ubcache/internal/blockdev"
 	"github.com/ubcache/ubcache/internal/bucket"
 )
@@ -20,8 +22,9 @@ const placeMost = 64
 // insertSlice is how many writes are inserted in one hold of the lock.
 const insertSlice = 64
 
-// placeLocked adds a write's data to the batch, if the write stays in the cache and need not wait for anything.
-func (o *op) placeLocked(b *batch) bool {
+// placeLocked adds a write's data to the batch, if the write stays in the cache and need not wait for anything. now is the
+// time.
+func (o *op) placeLocked(b *batch, now time.Duration) bool {
 	v := o.v
 	w := o.span()
 	switch {
@@ -41,7 +44,7 @@ func (o *op) placeLocked(b *batch) bool {
 	}
 	v.ranges.toCacheLocked(w, true)
 	v.countWriteLocked(o.req)
-	o.placed = true
+	o.placed, o.since = true, now
 	o.io.reset()
 	o.addWrites(o.req.Buf, w.start)
 	o.io.begin(0, len(o.io.parts))
@@ -84,13 +87,13 @@ func (o *op) finish() error {
 	v := o.v
 	err := v.set.InsertRest(&o.in)
 	if err == nil {
-		v.set.Lock()
+		v.set.LockRequest()
 		v.newest = max(v.newest, o.in.Seq)
 		v.set.Unlock()
 		o.seq = o.in.Seq
 		err = o.settle()
 	}
-	v.set.Lock()
+	v.set.LockRequest()
 	o.endWriteLocked(o.span())
 	v.set.Unlock()
 	return err

@@ -18,7 +18,7 @@ func TestPlaced(t *testing.T) {
 			v.set.Lock()
 			before, dirtying := len(v.ranges.writes), v.dirty.writes
 			b := &batch{}
-			got := o.placeLocked(b)
+			got := o.placeLocked(b, v.rt.Now())
 			if got != want || got != (len(b.toCache) > 0) || got != (len(v.ranges.writes) > before) || got != (v.dirty.writes > dirtying) {
 				t.Errorf("%s: placed: %v, parts %d, writes %d, dirtying %d", name, got, len(b.toCache), len(v.ranges.writes), v.dirty.writes)
 			}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"sync/atomic"
 
+	"github.com/ubcache/ubcache/internal/cacheset"
 	"github.com/ubcache/ubcache/internal/rt"
 )
 
@@ -24,21 +25,23 @@ import (
 // The backing device comes first, so that an entry that the journal writes may say what is in the cache.
 func (o *op) flush() error {
 	v := o.v
-	v.set.Lock()
+	v.set.LockRequest()
 	v.stats.Flushes++
 	due := !v.flash && v.wrote >= v.flushed
 	v.set.Unlock()
 	var err error
 	if due {
+		begin := v.rt.Now()
 		err = v.flushBacking()
+		v.stalled(cacheset.StallBacking, begin)
 	}
-	v.set.Lock()
+	v.set.LockRequest()
 	err = o.tellLocked(err)
 	v.set.Unlock()
 	if err != nil || o.conf.detached {
 		return err
 	}
-	return v.set.Sync()
+	return v.set.SyncRequest()
 }
 
 // A tidings is what a flush goes by to find out whether it has to tell of a failed one.
@@ -55,12 +58,8 @@ type acks struct {
 	out    atomic.Uint64 // with the client
 }
 
-// ask prepares a flush for tellLocked, when it is submitted, the lock being held already or not.
-func (o *op) ask(locked bool) {
-	if !locked {
-		o.v.set.Lock()
-		defer o.v.set.Unlock()
-	}
+// askLocked prepares a flush for tellLocked, when it is submitted.
+func (o *op) askLocked() {
 	o.tidings = tidings{told: o.q.told, seen: o.v.flushFails, out: o.v.acks.out.Load()}
 }
 
@@ -126,7 +125,7 @@ func (v *Volume) flushSince(before uint64) error {
 // beginBelow says that the request writes to the backing device from now on.
 func (o *op) beginBelow() {
 	v := o.v
-	v.set.Lock()
+	v.set.LockRequest()
 	if !o.below {
 		o.below, o.fails = true, v.flushFails
 	}
@@ -135,7 +134,9 @@ func (o *op) beginBelow() {
 
 // flushBelow makes durable what the request has written to the backing device.
 func (o *op) flushBelow() error {
+	begin := o.v.rt.Now()
 	err := o.v.flushSince(o.fails)
+	o.v.stalled(cacheset.StallBacking, begin)
 	if err == nil {
 		o.below = false
 	}
@@ -147,7 +148,7 @@ func (o *op) WantedLocked() bool { return !o.below || o.v.flushFails == o.fails 
 
 // kept returns why a write cannot be acknowledged: the flush that would tell of its loss is over. If it can it will be.
 func (o *op) kept() error {
-	o.v.set.Lock()
+	o.v.set.LockRequest()
 	defer o.v.set.Unlock()
 	if !o.WantedLocked() {
 		return errForeignFlush

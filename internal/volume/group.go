@@ -1,9 +1,11 @@
 package volume
 
 import (
+	"time"
 	"unsafe"
 
 	"github.com/ubcache/ubcache/internal/blockdev"
+	"github.com/ubcache/ubcache/internal/cacheset"
 	"github.com/ubcache/ubcache/internal/rt"
 )
 
@@ -19,7 +21,9 @@ type group struct {
 	done rt.Cond
 	left int
 
-	op *op // whose it is, nil: a batch's of writeback
+	op        *op  // whose it is, nil: a batch's of writeback
+	request   bool // a request waits for it
+	cacheLast bool // it was the cache device that was done last
 }
 
 // A part is one I/O of a group.
@@ -85,6 +89,10 @@ func (g *group) runSome(from, to int) {
 		g.send[i] = g.send[i][:0]
 	}
 	g.begin(from, to)
+	var begin time.Duration
+	if g.request {
+		begin = g.v.rt.Now()
+	}
 	for i := from; i < to; i++ {
 		p := &g.parts[i]
 		if p.cache {
@@ -104,6 +112,13 @@ func (g *group) runSome(from, to int) {
 		g.done.Wait()
 	}
 	g.mu.Unlock()
+	switch {
+	case !g.request:
+	case g.cacheLast:
+		g.v.stalled(cacheset.StallCache, begin)
+	default:
+		g.v.stalled(cacheset.StallBacking, begin)
+	}
 }
 
 // begin makes parts ready to be sent.
@@ -140,6 +155,7 @@ func groupDone(done []*blockdev.Request) {
 		g.left--
 		last := g.left == 0
 		if last {
+			g.cacheLast = r.Owner.(*part).cache
 			g.done.Signal() // under the lock: whoever waits uses the group again
 		}
 		g.mu.Unlock()

@@ -1,6 +1,8 @@
 package volume
 
 import (
+	"time"
+
 	"github.com/ubcache/ubcache/internal/blockdev"
 	"github.com/ubcache/ubcache/internal/cacheset"
 	"github.com/ubcache/ubcache/internal/ondisk"
@@ -29,8 +31,9 @@ type op struct {
 	acked   bool    // it counts in Volume.acks
 	tidings tidings // of a flush
 
-	dirtying bool // it counts in dirtyState.writes
-	placed   bool // a write whose data went to the cache device with its batch, see fast.go
+	dirtying bool          // it counts in dirtyState.writes
+	placed   bool          // a write whose data went to the cache device with its batch, see fast.go
+	since    time.Duration // when that was
 	fills    []*fill
 }
 
@@ -45,8 +48,17 @@ func (v *Volume) newOp(q *queue, r *blockdev.Request, c *conf, why bypass, retry
 	}
 	o.q, o.req, o.conf, o.why, o.retry, o.seq = q, r, c, why, retry, 0
 	o.below, o.acked = false, false
+	o.waitedFor(true)
 	c.users.Add(1)
 	return o
+}
+
+// waitedFor says whether a request waits for what the op does from now on: its waits are counted then.
+func (o *op) waitedFor(yes bool) { o.io.request, o.in.Request = yes, yes }
+
+// stalled counts a wait of a request that has begun at begin.
+func (v *Volume) stalled(cause cacheset.Stall, begin time.Duration) {
+	v.set.Stalled(cause, v.rt.Now()-begin)
 }
 
 func (v *Volume) putOp(o *op) {
@@ -105,8 +117,8 @@ const (
 	bypassSequential
 )
 
-// bypassLocked decides whether a request may add to the cache. Source: B 1.2.
-func (q *queue) bypassLocked(r *blockdev.Request, c *conf) bypass {
+// bypassLocked decides whether a request may add to the cache; now is the time. Source: B 1.2.
+func (q *queue) bypassLocked(r *blockdev.Request, c *conf, now time.Duration) bypass {
 	v := q.v
 	start := v.first + uint64(r.Off)/ondisk.SectorSize
 	n := uint64(r.Length()) / ondisk.SectorSize
@@ -123,7 +135,7 @@ func (q *queue) bypassLocked(r *blockdev.Request, c *conf) bypass {
 	case start%v.block != 0 || n%v.block != 0:
 		why = bypassUnaligned
 	case c.SequentialCutoff != 0:
-		if q.seq.sectors(start, n, v.rt.Now()) >= uint64(c.SequentialCutoff)/ondisk.SectorSize {
+		if q.seq.sectors(start, n, now) >= uint64(c.SequentialCutoff)/ondisk.SectorSize {
 			why = bypassSequential
 		}
 	}

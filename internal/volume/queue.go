@@ -2,8 +2,10 @@ package volume
 
 import (
 	"sync/atomic"
+	"time"
 
 	"github.com/ubcache/ubcache/internal/blockdev"
+	"github.com/ubcache/ubcache/internal/cacheset"
 	"github.com/ubcache/ubcache/internal/ondisk"
 )
 
@@ -44,9 +46,10 @@ func (b *batch) reset() {
 
 // A hit is a read all of which is in the cache.
 type hit struct {
-	req  *blockdev.Request
-	left atomic.Int32
-	bad  atomic.Bool // a piece has to be read again
+	req   *blockdev.Request
+	since time.Duration // when it went to the cache device
+	left  atomic.Int32
+	bad   atomic.Bool // a piece has to be read again
 }
 
 func (h *hit) reset() {
@@ -99,7 +102,8 @@ func (q *queue) Submit(reqs []*blockdev.Request) {
 	c := v.use()
 	info := v.info.Load()
 	locked := false
-	for _, r := range reqs {
+	var now time.Duration // when the lock was taken: one reading of the clock serves all that is done in a hold of it
+	for i, r := range reqs {
 		r.Err = nil
 		if !ok {
 			r.Err = blockdev.ErrClosed
@@ -113,13 +117,13 @@ func (q *queue) Submit(reqs []*blockdev.Request) {
 		var why bypass
 		if r.Op != blockdev.OpFlush && !c.detached {
 			if !locked {
-				v.set.Enter()
+				now = q.lock(len(reqs) - i)
 				v.set.NoteRequestsLocked()
 				locked = true
 			}
-			why = q.bypassLocked(r, c)
+			why = q.bypassLocked(r, c, now)
 			if r.Op == blockdev.OpRead {
-				n := q.hitLocked(r, why, b)
+				n := q.hitLocked(r, why, b, now)
 				if looked += max(n, 1); looked >= lookSlice {
 					v.set.Unlock()
 					locked, looked = false, 0
@@ -134,10 +138,16 @@ func (q *queue) Submit(reqs []*blockdev.Request) {
 		}
 		o := v.newOp(q, r, c, why, false)
 		if r.Op == blockdev.OpFlush {
-			o.ask(locked)
+			if !locked {
+				q.lock(len(reqs) - i)
+			}
+			o.askLocked()
+			if !locked {
+				v.set.Unlock()
+			}
 		}
 		if r.Op == blockdev.OpWrite && locked {
-			placed := o.placeLocked(b)
+			placed := o.placeLocked(b, now)
 			if looked += max(len(o.keys), 1); looked >= lookSlice {
 				v.set.Unlock()
 				locked, looked = false, 0
@@ -154,6 +164,17 @@ func (q *queue) Submit(reqs []*blockdev.Request) {
 	v.unuse(c)
 	v.set.NoteRequest()
 	q.send(b)
+}
+
+// lock takes the set's lock on behalf of so many requests of a batch, which wait for it together, also while a collection keeps
+// them out, and returns the time.
+func (q *queue) lock(requests int) (now time.Duration) {
+	s := q.v.set
+	if d := s.LockTimed(); d > 0 {
+		s.StalledEach(cacheset.StallLock, d, requests)
+	}
+	s.PassLocked(requests)
+	return q.v.rt.Now()
 }
 
 // send hands a batch on.
@@ -180,7 +201,7 @@ func (q *queue) finish(done ...*blockdev.Request) {
 
 // hitLocked adds the pieces of a read to the batch if all of it is in the cache. It returns how many these are, 0 if
 // it is not.
-func (q *queue) hitLocked(r *blockdev.Request, why bypass, b *batch) int {
+func (q *queue) hitLocked(r *blockdev.Request, why bypass, b *batch, now time.Duration) int {
 	v := q.v
 	at := v.first + uint64(r.Off)/ondisk.SectorSize
 	end := at + uint64(len(r.Buf))/ondisk.SectorSize
@@ -198,7 +219,7 @@ func (q *queue) hitLocked(r *blockdev.Request, why bypass, b *batch) int {
 		}
 		if h == nil {
 			h = q.hits.get()
-			h.req = r
+			h.req, h.since = r, now
 		}
 		pt := q.parts.get()
 		pt.Request = blockdev.Request{Op: blockdev.OpRead, Off: int64(p.Ptr.Sector()) * ondisk.SectorSize, Buf: piece, Purpose: r.Purpose, Owner: pt}
@@ -247,15 +268,18 @@ func (v *Volume) countReadLocked(r *blockdev.Request, why bypass, hit bool) {
 func (q *queue) arrived(done []*blockdev.Request) {
 	v := q.v
 	b := q.batches.get()
-	v.set.Lock()
+	now := v.rt.Now()
+	var waits cacheset.StallTotals // for the cache device
+	locking := v.set.LockTimed()
 	inserts := 0
 	for _, r := range done {
 		p, ok := r.Owner.(*hitPart)
 		if !ok {
-			if r.Owner.(*part).group.op.arrivedLocked(b) {
+			if o := r.Owner.(*part).group.op; o.arrivedLocked(b) {
+				waits.Add(now - o.since)
 				if inserts++; inserts%insertSlice == 0 {
 					v.set.Unlock()
-					v.set.Lock()
+					locking += v.set.LockTimed()
 				}
 			}
 			continue
@@ -294,12 +318,15 @@ func (q *queue) arrived(done []*blockdev.Request) {
 		} else {
 			b.done = append(b.done, h.req)
 		}
+		waits.Add(now - h.since)
 		h.reset()
 		q.hits.put(h)
 	}
 	for _, o := range b.over { // only now: their parts are in done
 		v.putOp(o)
 	}
+	v.set.StalledTotals(cacheset.StallCache, waits)
+	v.set.StalledEach(cacheset.StallLock, locking, len(b.done)+len(b.slow))
 	q.send(b)
 }
 

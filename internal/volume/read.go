@@ -27,7 +27,7 @@ func (o *op) read() {
 	if err == nil {
 		err = o.fetch()
 	}
-	v.set.Lock()
+	v.set.LockRequest()
 	var epoch uint64
 	for i := range o.pieces {
 		p := &o.pieces[i]
@@ -45,6 +45,7 @@ func (o *op) read() {
 	r.Err = err
 	o.q.finish(r) // r and its buffer are the submitter's again
 	o.req = nil
+	o.waitedFor(false)
 	for i := range o.pieces {
 		p := &o.pieces[i]
 		if p.fill == nil {
@@ -84,7 +85,7 @@ func (o *op) look() error {
 		t, miss := v.set.LookupLocked(v.inode, at, w.end)
 		if !miss.IsZero() {
 			v.set.Unlock()
-			err := v.set.ReadNode(miss)
+			err := v.set.ReadNodeRequest(miss)
 			v.set.Enter()
 			if err != nil {
 				return err
@@ -186,7 +187,7 @@ func (o *op) fallBack() error {
 		if p.hit {
 			v.warn(warnCacheRead, fmt.Errorf("sector %d: %w", p.ptr.Sector(), err))
 			if !o.retry { // else it was counted when it failed first
-				v.set.Lock()
+				v.set.LockRequest()
 				v.stats.CacheReadErrors++
 				v.set.Unlock()
 			}
@@ -196,6 +197,7 @@ func (o *op) fallBack() error {
 		}
 		var second group
 		second.init(v, &v.back, &v.cache)
+		second.request = true
 		second.add(false, blockdev.Request{
 			Op: blockdev.OpRead, Off: backOff(p.start), Buf: o.req.Buf[(p.start-w.start)*ondisk.SectorSize : (p.end-w.start)*ondisk.SectorSize],
 		})

@@ -168,7 +168,7 @@ func TestBypass(t *testing.T) {
 		for _, c := range rules {
 			v.set.Lock()
 			q.seq, v.stats = sequencer{}, Stats{}
-			got := q.bypassLocked(&c.req, &conf{Config: c.conf})
+			got := q.bypassLocked(&c.req, &conf{Config: c.conf}, v.rt.Now())
 			s := v.stats
 			v.set.Unlock()
 			if got != c.want {
@@ -206,7 +206,7 @@ func TestBypassFull(t *testing.T) {
 				return err
 			}
 			v.set.Lock()
-			got, inUse := q.bypassLocked(&r, &conf{Config: Config{Mode: ondisk.Writethrough}}), v.set.InUseLocked()
+			got, inUse := q.bypassLocked(&r, &conf{Config: Config{Mode: ondisk.Writethrough}}, v.rt.Now()), v.set.InUseLocked()
 			v.set.Unlock()
 			if got != c.want {
 				t.Errorf("%d percent in use: %d, want %d", inUse, got, c.want)

@@ -227,7 +227,7 @@ func (o *op) uncached() error {
 	if r.Op == blockdev.OpDiscard && !v.back.info.CanDiscard {
 		return nil
 	}
-	v.set.Lock()
+	v.set.LockRequest()
 	if r.Op == blockdev.OpRead {
 		v.countReadLocked(r, bypassMode, false)
 	} else {

@@ -5,6 +5,7 @@ import (
 
 	"github.com/ubcache/ubcache/internal/blockdev"
 	"github.com/ubcache/ubcache/internal/bucket"
+	"github.com/ubcache/ubcache/internal/cacheset"
 	"github.com/ubcache/ubcache/internal/ondisk"
 	"github.com/ubcache/ubcache/internal/writeback"
 )
@@ -53,7 +54,11 @@ func (o *op) write() error {
 		return nil // the device keeps what it has, and so does the cache
 	}
 	v.set.Enter()
-	v.ranges.beginWriteLocked(w)
+	if !v.ranges.tryBeginWriteLocked(w) {
+		begin := v.rt.Now()
+		v.ranges.beginWriteLocked(w)
+		v.stalled(cacheset.StallOverlap, begin)
+	}
 	way, cached, err := o.decideLocked(w)
 	if err == nil && way != routeBack && v.awaitLocked(w) {
 		way, cached, err = o.decideLocked(w)
@@ -76,7 +81,7 @@ func (o *op) write() error {
 			err = o.aroundDirty(w)
 		}
 	}
-	v.set.Lock()
+	v.set.LockRequest()
 	o.endWriteLocked(w)
 	v.set.Unlock()
 	return err
@@ -153,7 +158,7 @@ func (o *op) surveyLocked(w span) (cached bool, err error) {
 		p, miss := v.set.LookupLocked(v.inode, at, w.end)
 		if !miss.IsZero() {
 			v.set.Unlock()
-			err := v.set.ReadNode(miss)
+			err := v.set.ReadNodeRequest(miss)
 			v.set.Enter()
 			if err != nil {
 				return false, err
@@ -187,7 +192,7 @@ func (o *op) through(w span, cached bool) error {
 			return err
 		}
 	}
-	v.set.Lock()
+	v.set.LockRequest()
 	v.set.AwaitBucketsLocked()
 	o.roomLocked(w, bucket.ForClean)
 	if n := len(o.keys); n == 0 || o.keys[n-1].End() < w.end {
@@ -237,7 +242,7 @@ func (o *op) through(w span, cached bool) error {
 // epoch notes that the backing device has got the write, and returns the epoch of its keys.
 func (o *op) epoch() uint64 {
 	v := o.v
-	v.set.Lock()
+	v.set.LockRequest()
 	defer v.set.Unlock()
 	v.wrote = v.begun
 	if !o.conf.Strict {
@@ -249,7 +254,7 @@ func (o *op) epoch() uint64 {
 // stripFailed takes the pointers from the keys whose data the cache device did not take.
 func (o *op) stripFailed() {
 	v := o.v
-	v.set.Lock()
+	v.set.LockRequest()
 	defer v.set.Unlock()
 	part := 1
 	for i := range o.keys {
@@ -266,7 +271,7 @@ func (o *op) stripFailed() {
 // must not say.
 func (o *op) lost(w span, err error) error {
 	v := o.v
-	v.set.Lock()
+	v.set.LockRequest()
 	v.wrote = v.begun // perhaps in part
 	v.set.DropLocked(o.keys, true)
 	v.set.Unlock()
@@ -280,7 +285,7 @@ func (o *op) lost(w span, err error) error {
 func (o *op) insert() error {
 	v := o.v
 	err := v.set.Insert(&o.in)
-	v.set.Lock()
+	v.set.LockRequest()
 	v.newest = max(v.newest, o.in.Seq)
 	v.set.Unlock()
 	o.seq = max(o.seq, o.in.Seq)
@@ -296,10 +301,10 @@ func (o *op) settle() error {
 	if o.req.Flags&blockdev.FUA == 0 {
 		err = v.set.Acknowledge(o.seq)
 	} else {
-		v.set.Lock()
+		v.set.LockRequest()
 		seq := max(o.seq, v.newest)
 		v.set.Unlock()
-		err = v.set.WaitDurable(seq)
+		err = v.set.WaitDurableRequest(seq)
 	}
 	if err != nil {
 		return err
@@ -328,10 +333,10 @@ func (o *op) invalidateFirst(w span) error {
 	if !o.conf.Strict || !exposed {
 		return v.set.Acknowledge(o.in.Seq)
 	}
-	v.set.Lock()
+	v.set.LockRequest()
 	v.stats.InvalidationWaits++
 	v.set.Unlock()
-	return v.set.WaitDurable(o.in.Seq)
+	return v.set.WaitDurableRequest(o.in.Seq)
 }
 
 // forget invalidates what the index has of a range, good or not, some of it at a time: the range may be as large as a
@@ -349,7 +354,7 @@ func (o *op) forget(w span) (exposed bool, err error) {
 			p, miss := v.set.LookupLocked(v.inode, at, w.end)
 			if !miss.IsZero() {
 				v.set.Unlock()
-				if err := v.set.ReadNode(miss); err != nil {
+				if err := v.set.ReadNodeRequest(miss); err != nil {
 					return exposed, err
 				}
 				v.set.Enter()
@@ -411,7 +416,7 @@ func (o *op) toBacking(w span) error {
 	o.io.add(false, r)
 	o.beginBelow()
 	err := o.io.run()
-	v.set.Lock()
+	v.set.LockRequest()
 	v.wrote = v.begun
 	v.set.Unlock()
 	if err == nil && o.req.Flags&blockdev.FUA != 0 {
@@ -441,10 +446,10 @@ func (o *op) aroundDirty(w span) error {
 		}
 		at = d.end
 	}
-	o.v.set.Lock()
+	o.v.set.LockRequest()
 	seq := o.v.set.DirtyEntryLocked(o.v.inode)
 	o.v.set.Unlock()
-	if err := o.v.set.WaitDurable(seq); err != nil {
+	if err := o.v.set.WaitDurableRequest(seq); err != nil {
 		return err
 	}
 	if err := o.toBacking(w); err != nil {
@@ -487,13 +492,15 @@ func (o *op) instead(w span) error {
 // beginDirty returns when the superblock says DIRTY, and goes on saying so until the write is over.
 func (o *op) beginDirty() error {
 	v := o.v
-	v.set.Lock()
+	v.set.LockRequest()
 	for !v.dirty.durable {
 		v.set.Unlock()
+		begin := v.rt.Now()
 		if err := v.makeDirty(); err != nil {
 			return err
 		}
-		v.set.Lock()
+		v.stalled(cacheset.StallSuperblock, begin)
+		v.set.LockRequest()
 	}
 	o.beginDirtyLocked()
 	v.set.Unlock()
@@ -527,7 +534,7 @@ func (o *op) back(w span) error {
 	}
 	// A large write may need more buckets than are ready at a time.
 	for at, tries := w.start, 0; at < w.end; {
-		v.set.Lock()
+		v.set.LockRequest()
 		o.roomLocked(span{at, w.end}, bucket.ForDirty)
 		v.set.Unlock()
 		if len(o.keys) == 0 {
@@ -535,7 +542,7 @@ func (o *op) back(w span) error {
 			if tries++; tries <= spaceTries && v.set.WaitSpace() == nil {
 				continue
 			}
-			v.set.Lock()
+			v.set.LockRequest()
 			v.stats.NoRoom++
 			if o.conf.Mode == ondisk.Writeback && !v.flash && o.why == accepted {
 				v.stats.DeclinedNoRoom++
@@ -555,7 +562,7 @@ func (o *op) back(w span) error {
 		o.addWrites(o.req.Buf[(at-w.start)*ondisk.SectorSize:], at)
 		if err := o.io.run(); err != nil {
 			v.cacheFailed(err)
-			v.set.Lock()
+			v.set.LockRequest()
 			v.set.DropLocked(o.keys, true)
 			v.set.Unlock()
 			return err
