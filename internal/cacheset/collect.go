@@ -371,12 +371,15 @@ func (s *Set) awaitBucketsLocked() {
 	}
 }
 
-// AwaitBucketsLocked waits, on behalf of a request, while a policy of mark and sweep looks at all buckets. It lets go of the
-// lock meanwhile.
-func (s *Set) AwaitBucketsLocked() {
-	if s.gc.held {
-		begin := s.rt.Now()
-		s.awaitBucketsLocked()
+// AwaitBucketsLocked waits while a policy of mark and sweep looks at all buckets, on behalf of a request or not. It lets go
+// of the lock meanwhile.
+func (s *Set) AwaitBucketsLocked(request bool) {
+	if !s.gc.held {
+		return
+	}
+	begin := s.rt.Now()
+	s.awaitBucketsLocked()
+	if request {
 		s.stalls.add(StallAllocation, s.rt.Now()-begin)
 	}
 }

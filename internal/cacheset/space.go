@@ -88,7 +88,7 @@ func (s *Set) WaitSpace() error {
 		return err
 	}
 	if s.gc.held {
-		s.AwaitBucketsLocked()
+		s.AwaitBucketsLocked(true)
 		return nil
 	}
 	ctx := s.stop

@@ -213,7 +213,7 @@ func (o *op) fallBack() error {
 func (o *op) store(p *piece, epoch uint64) {
 	v := o.v
 	v.set.Lock()
-	v.set.AwaitBucketsLocked()
+	v.set.AwaitBucketsLocked(false)
 	if p.fill.void || v.closed.Load() {
 		v.stats.MissCollisions++
 		v.set.Unlock()

@@ -193,7 +193,7 @@ func (o *op) through(w span, cached bool) error {
 		}
 	}
 	v.set.LockRequest()
-	v.set.AwaitBucketsLocked()
+	v.set.AwaitBucketsLocked(true)
 	o.roomLocked(w, bucket.ForClean)
 	if n := len(o.keys); n == 0 || o.keys[n-1].End() < w.end {
 		v.stats.NoRoom++
