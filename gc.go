@@ -1,6 +1,10 @@
 package ubcache
 
-import "time"
+import (
+	"time"
+
+	"github.com/ubcache/ubcache/internal/cacheset"
+)
 
 // GCStats are what garbage collection does and has done since the set was opened. With the policy exact there is none:
 // its background work is in SetStats.
@@ -31,8 +35,26 @@ func (s *CacheSet) GC() GCStats {
 }
 
 // A Stall is how often, and how long, requests have waited for one cause since the set was opened: each wait of more than
-// 100 microseconds counts.
+// 100 microseconds counts, those for the devices to do what was asked of them too. No moment of a request counts twice;
+// what several requests waited for together counts for each.
 type Stall struct {
+	// Cause is one of
+	//
+	//	allocation       no bucket could be reused for data that must go to the cache
+	//	gens_write       the same, while generations were written so that buckets could be reused
+	//	journal_space    room for keys in the journal
+	//	journal_write    a journal entry to be durable
+	//	set_lock         the lock that guards the index
+	//	node_read        a node of the index to be read
+	//	split            a node of the index to be rewritten or split, since it had no room
+	//	collection_gate  a collection that keeps requests out
+	//	backing_device   reads, writes and flushes of the backing device
+	//	cache_device     reads and writes of data on the cache device
+	//	overlap          another write to the same place
+	//	writeback        dirty data of the same place that was on its way to the backing device
+	//	superblock       the backing device's superblock, to say that there is dirty data
+	//
+	// More may come.
 	Cause string
 	Count uint64
 	Total time.Duration
@@ -40,4 +62,11 @@ type Stall struct {
 }
 
 // Stalls returns them, every cause there is, in an order that does not change.
-func (s *CacheSet) Stalls() []Stall { return nil }
+func (s *CacheSet) Stalls() []Stall {
+	totals := s.set.Stalls()
+	list := make([]Stall, len(totals))
+	for c, t := range totals {
+		list[c] = Stall{Cause: cacheset.Stall(c).String(), Count: t.Count, Total: t.Total, Max: t.Max}
+	}
+	return list
+}

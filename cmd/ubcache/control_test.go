@@ -183,6 +183,11 @@ func fakeStatus() *control.Status {
 			CachedBytes: n(), DirtyBytes: n(), Btree: control.Btree{Nodes: n(), Bytes: n(), Reads: n(), Appends: n(), Rewrites: n(), Splits: n(), Coalesced: control.Num(7), Stale: control.Num(8), Sweeps: control.Num(9)},
 			Journal: control.Journal{Entries: n(), Keys: n(), Bytes: n()}, Evicted: n(), NoBucket: n(), MovedBytes: control.Num(36000), MovedBuckets: control.Num(37),
 			Verified: control.Num(3), Mismatches: control.Num(4),
+			Stalls: map[string]control.Stall{
+				"split":         {Count: control.Num(5), Total: control.Num(60100), Max: control.Num(30050)},
+				"journal_write": {Count: control.Num(70), Total: control.Num(8000900), Max: control.Num(1100)},
+				"set_lock":      {Count: control.Num(0), Total: control.Num(0), Max: control.Num(0)},
+			},
 		},
 		Volumes: []control.Volume{
 			{
@@ -222,7 +227,7 @@ func TestStatus(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &s); err != nil || code != exitDone || errs != "" {
 		t.Fatalf("status %d, %s, %v", code, errs, err)
 	}
-	for _, want := range []string{`"hit_ratio_percent": 49.18`, `"dirty_bytes": 22000`, `"by_reason": {`} {
+	for _, want := range []string{`"hit_ratio_percent": 49.18`, `"dirty_bytes": 22000`, `"by_reason": {`, `"set_lock": {`, `"max_microseconds": 30050`} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %s in\n%s", want, out)
 		}

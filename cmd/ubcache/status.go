@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"os"
 	"slices"
 	"strings"
@@ -47,6 +48,10 @@ Of a volume in writeback mode, or with dirty data, it shows how fast that goes b
 target of dirty data that it is to bring about, and what the rate was made of when it was last worked out: the
 proportional part, for the distance from the target, the integral part, for how long there has been one, and its
 change. The last job is the last flush or detach that was asked for.
+
+Of the set it shows what requests have waited for, each wait of more than 100 µs by its cause: how often, how long in
+all, and the longest. Waits for the devices to do what was asked of them count too: on a slow disk, each request that
+goes there.
 
 A read request that is only partly in the cache is a miss. Requests that are kept out of the cache are not in the hit
 ratio; they are counted as bypassed, by reason. "-" stands for what is not known: the ratio while there were no
@@ -171,8 +176,41 @@ func (p printer) set(s *control.Set) {
 	if n, _ := s.DiscardErrors.Value(); n > 0 {
 		p.line("discards that failed", s.DiscardErrors, "")
 	}
+	p.stalls(s.Stalls)
 	p.line("counts verified", s.Verified, "times")
 	p.line("counts found wrong", s.Mismatches, "each is an error of this program; no data is lost by it")
+}
+
+// stalls writes what requests have waited for, as far as they have.
+func (p printer) stalls(s map[string]control.Stall) {
+	if s == nil {
+		return // a daemon that does not tell
+	}
+	sum := control.Num(0)
+	for _, w := range s {
+		sum = sum.Plus(w.Count)
+	}
+	p.line("waits of more than 100 µs", sum, "of requests, by cause:")
+	for _, cause := range slices.Sorted(maps.Keys(s)) {
+		w := s[cause]
+		if n, ok := w.Count.Value(); ok && n == 0 {
+			continue
+		}
+		p.line("  "+strings.ReplaceAll(cause, "_", " "), w.Count, fmt.Sprintf("%s in all, the longest %s", microseconds(w.Total), microseconds(w.Max)))
+	}
+}
+
+// microseconds writes how long that is.
+func microseconds(n control.Number) string {
+	v, ok := n.Value()
+	if !ok {
+		return "-"
+	}
+	d := time.Duration(min(v, math.MaxInt64/1000)) * time.Microsecond
+	if d >= time.Second {
+		d = d.Round(time.Millisecond)
+	}
+	return d.String()
 }
 
 // share writes which part of b a is: "(87.50 %)  ", or nothing where that is not known.

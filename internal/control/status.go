@@ -96,8 +96,17 @@ type Set struct {
 	Verified       Number `json:"verifications,omitzero"`    // times that all counts were held against the index
 	Mismatches     Number `json:"count_mismatches,omitzero"` // counts that were not what the index had: each is an error of ours
 
+	Stalls map[string]Stall `json:"stalls,omitempty"` // by cause
+
 	// Volumes with dirty data whose backing devices the daemon was not given.
 	Absent []AbsentVolume `json:"absent_volumes,omitempty"`
+}
+
+// A Stall is how often, and how long, requests have waited for one cause: each wait of more than 100 microseconds counts.
+type Stall struct {
+	Count Number `json:"count,omitzero"`
+	Total Number `json:"total_microseconds,omitzero"`
+	Max   Number `json:"max_microseconds,omitzero"`
 }
 
 // An AbsentVolume is a volume of the set that is not served, though it has dirty data.

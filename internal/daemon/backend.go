@@ -112,7 +112,7 @@ func (b *backend) Status(context.Context) (*control.Status, error) {
 		return nil, err
 	}
 	s := &control.Status{
-		Version: b.version, PID: os.Getpid(), Started: b.started, Set: setStatus(set.Stats()), Volumes: []control.Volume{},
+		Version: b.version, PID: os.Getpid(), Started: b.started, Set: setStatus(set.Stats(), set.Stalls()), Volumes: []control.Volume{},
 	}
 	for _, a := range set.AbsentVolumes() {
 		s.Set.Absent = append(s.Set.Absent, control.AbsentVolume{Slot: control.Num(a.Slot), UUID: a.UUID, Label: a.Label, DirtyBytes: control.Num(a.Dirty)})
@@ -162,7 +162,11 @@ func writebackStatus(w *ubcache.WritebackStats) *control.Writeback {
 	}
 }
 
-func setStatus(s ubcache.SetStats) control.Set {
+func setStatus(s ubcache.SetStats, stalls []ubcache.Stall) control.Set {
+	waits := map[string]control.Stall{}
+	for _, w := range stalls {
+		waits[w.Cause] = control.Stall{Count: control.Num(w.Count), Total: control.Num(w.Total.Microseconds()), Max: control.Num(w.Max.Microseconds())}
+	}
 	return control.Set{
 		UUID: s.UUID, Failed: s.Failed, BucketBytes: control.Num(s.BucketSize), BlockBytes: control.Num(s.BlockSize), InUsePercent: control.Num(s.InUse),
 		Buckets: control.Buckets{
@@ -186,7 +190,7 @@ func setStatus(s ubcache.SetStats) control.Set {
 		Batches: control.Num(s.Batches), Evicted: control.Num(s.Evicted), NoBucket: control.Num(s.NoBucket), MaxLag: control.Num(s.MaxLag),
 		Discarded: control.Num(s.DiscardedBuckets), DiscardedBytes: control.Num(s.DiscardedBytes), DiscardErrors: control.Num(s.DiscardErrors),
 		MovedBytes: control.Num(s.MovedBytes), MovedBuckets: control.Num(s.MovedBuckets),
-		Verified: control.Num(s.Verifications), Mismatches: control.Num(s.Mismatches),
+		Verified: control.Num(s.Verifications), Mismatches: control.Num(s.Mismatches), Stalls: waits,
 	}
 }
 

@@ -131,6 +131,10 @@ func (f *fakeSet) Stats() ubcache.SetStats {
 	}
 }
 
+func (f *fakeSet) Stalls() []ubcache.Stall {
+	return []ubcache.Stall{{Cause: "one", Count: 44, Total: 45 * time.Microsecond, Max: 46 * time.Microsecond}, {Cause: "another"}}
+}
+
 func (f *fakeSet) AbsentVolumes() []ubcache.AbsentVolume { return f.absent }
 
 func (f *fakeSet) Objects() []string {
