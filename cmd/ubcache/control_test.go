@@ -183,6 +183,7 @@ func fakeStatus() *control.Status {
 			CachedBytes: n(), DirtyBytes: n(), Btree: control.Btree{Nodes: n(), Bytes: n(), Reads: n(), Appends: n(), Rewrites: n(), Splits: n(), Coalesced: control.Num(7), Stale: control.Num(8), Sweeps: control.Num(9)},
 			Journal: control.Journal{Entries: n(), Keys: n(), Bytes: n()}, Evicted: n(), NoBucket: n(), MovedBytes: control.Num(36000), MovedBuckets: control.Num(37),
 			Verified: control.Num(3), Mismatches: control.Num(4),
+			Collection: control.Collection{Policy: "paced", Running: true, Count: control.Num(11), Last: control.Num(12), Longest: control.Num(13), Holds: control.Num(14), LongestHold: control.Num(1500)},
 			Stalls: map[string]control.Stall{
 				"split":         {Count: control.Num(5), Total: control.Num(60100), Max: control.Num(30050)},
 				"journal_write": {Count: control.Num(70), Total: control.Num(8000900), Max: control.Num(1100)},

@@ -176,9 +176,30 @@ func (p printer) set(s *control.Set) {
 	if n, _ := s.DiscardErrors.Value(); n > 0 {
 		p.line("discards that failed", s.DiscardErrors, "")
 	}
+	p.collection(&s.Collection)
 	p.stalls(s.Stalls)
 	p.line("counts verified", s.Verified, "times")
 	p.line("counts found wrong", s.Mismatches, "each is an error of this program; no data is lost by it")
+}
+
+// collection writes what collection has done, if that is more than nothing.
+func (p printer) collection(c *control.Collection) {
+	if c.Policy == "" {
+		return // a daemon that does not tell
+	}
+	now := ""
+	if c.Running {
+		now = "a collection is under way"
+	}
+	p.line("gc policy", c.Policy, now)
+	if n, _ := c.Count.Value(); n == 0 {
+		return
+	}
+	p.line("  collections", c.Count, fmt.Sprintf("the last took %v ms, the longest %v ms", c.Last, c.Longest))
+	p.line("  index held", c.Holds, fmt.Sprintf("times, the longest %s: requests waited", microseconds(c.LongestHold)))
+	if n, _ := c.Differences.Value(); n > 0 {
+		p.line("  differences", c.Differences, "from the exact counts: each is an error of this program; no data is lost by it")
+	}
 }
 
 // stalls writes what requests have waited for, as far as they have.

@@ -96,10 +96,27 @@ type Set struct {
 	Verified       Number `json:"verifications,omitzero"`    // times that all counts were held against the index
 	Mismatches     Number `json:"count_mismatches,omitzero"` // counts that were not what the index had: each is an error of ours
 
-	Stalls map[string]Stall `json:"stalls,omitempty"` // by cause
+	Collection Collection       `json:"collection,omitzero"`
+	Stalls     map[string]Stall `json:"stalls,omitempty"` // by cause
 
 	// Volumes with dirty data whose backing devices the daemon was not given.
 	Absent []AbsentVolume `json:"absent_volumes,omitempty"`
+}
+
+// A Collection is what garbage collection does and has done; with the policy exact there is none.
+type Collection struct {
+	Policy      string `json:"policy,omitempty"`
+	Running     bool   `json:"running"`
+	Count       Number `json:"count,omitzero"`
+	Last        Number `json:"last_milliseconds,omitzero"`
+	Longest     Number `json:"longest_milliseconds,omitzero"`
+	Total       Number `json:"total_milliseconds,omitzero"`
+	Interval    Number `json:"average_interval_milliseconds,omitzero"`
+	Nodes       Number `json:"nodes,omitzero"` // that the last one saw
+	Holds       Number `json:"holds,omitzero"` // of the index: requests waited
+	LongestHold Number `json:"longest_hold_microseconds,omitzero"`
+	TotalHold   Number `json:"total_hold_microseconds,omitzero"`
+	Differences Number `json:"differences,omitzero"` // from the exact counts: each is an error of ours
 }
 
 // A Stall is how often, and how long, requests have waited for one cause: each wait of more than 100 microseconds counts.

@@ -112,7 +112,7 @@ func (b *backend) Status(context.Context) (*control.Status, error) {
 		return nil, err
 	}
 	s := &control.Status{
-		Version: b.version, PID: os.Getpid(), Started: b.started, Set: setStatus(set.Stats(), set.Stalls()), Volumes: []control.Volume{},
+		Version: b.version, PID: os.Getpid(), Started: b.started, Set: setStatus(set.Stats(), set.GC(), set.Stalls()), Volumes: []control.Volume{},
 	}
 	for _, a := range set.AbsentVolumes() {
 		s.Set.Absent = append(s.Set.Absent, control.AbsentVolume{Slot: control.Num(a.Slot), UUID: a.UUID, Label: a.Label, DirtyBytes: control.Num(a.Dirty)})
@@ -162,7 +162,7 @@ func writebackStatus(w *ubcache.WritebackStats) *control.Writeback {
 	}
 }
 
-func setStatus(s ubcache.SetStats, stalls []ubcache.Stall) control.Set {
+func setStatus(s ubcache.SetStats, gc ubcache.GCStats, stalls []ubcache.Stall) control.Set {
 	waits := map[string]control.Stall{}
 	for _, w := range stalls {
 		waits[w.Cause] = control.Stall{Count: control.Num(w.Count), Total: control.Num(w.Total.Microseconds()), Max: control.Num(w.Max.Microseconds())}
@@ -191,6 +191,12 @@ func setStatus(s ubcache.SetStats, stalls []ubcache.Stall) control.Set {
 		Discarded: control.Num(s.DiscardedBuckets), DiscardedBytes: control.Num(s.DiscardedBytes), DiscardErrors: control.Num(s.DiscardErrors),
 		MovedBytes: control.Num(s.MovedBytes), MovedBuckets: control.Num(s.MovedBuckets),
 		Verified: control.Num(s.Verifications), Mismatches: control.Num(s.Mismatches), Stalls: waits,
+		Collection: control.Collection{
+			Policy: gc.Policy, Running: gc.Running, Count: control.Num(gc.Collections), Last: control.Num(gc.Last.Milliseconds()),
+			Longest: control.Num(gc.Longest.Milliseconds()), Total: control.Num(gc.Total.Milliseconds()), Interval: control.Num(gc.Interval.Milliseconds()),
+			Nodes: control.Num(gc.Nodes), Holds: control.Num(gc.Holds), LongestHold: control.Num(gc.LongestHold.Microseconds()),
+			TotalHold: control.Num(gc.TotalHold.Microseconds()), Differences: control.Num(gc.Differences),
+		},
 	}
 }
 

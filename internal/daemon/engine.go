@@ -12,6 +12,7 @@ type cacheSet interface {
 	OpenVolume(ctx context.Context, o ubcache.VolumeOptions) (volume, error)
 	Close(ctx context.Context) error
 	Stats() ubcache.SetStats
+	GC() ubcache.GCStats
 	Stalls() []ubcache.Stall
 	Objects() []string
 	Attributes(object string) ([]ubcache.Attribute, error)

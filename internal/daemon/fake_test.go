@@ -131,6 +131,13 @@ func (f *fakeSet) Stats() ubcache.SetStats {
 	}
 }
 
+func (f *fakeSet) GC() ubcache.GCStats {
+	return ubcache.GCStats{
+		Policy: "some", Running: true, Collections: 1, Last: 2 * time.Millisecond, Longest: 3 * time.Millisecond, Total: 4 * time.Millisecond,
+		Interval: 5 * time.Millisecond, Nodes: 6, Holds: 7, LongestHold: 8 * time.Microsecond, TotalHold: 9 * time.Microsecond, Differences: 10,
+	}
+}
+
 func (f *fakeSet) Stalls() []ubcache.Stall {
 	return []ubcache.Stall{{Cause: "one", Count: 44, Total: 45 * time.Microsecond, Max: 46 * time.Microsecond}, {Cause: "another"}}
 }

@@ -142,6 +142,7 @@ func TestServe(t *testing.T) {
 		`"journal":{"entries":13,"keys":14,"bytes":15,"replayed_keys":25,"mapped_entries":26},` +
 		`"allocation_batches":16,"evicted_buckets":17,"no_bucket_ready":23,"moved_bytes":40,"moved_buckets":41,"max_generation_lag":24,` +
 		`"discarded_buckets":37,"discarded_bytes":38,"discard_errors":39,"verifications":42,"count_mismatches":43,` +
+		`"collection":{"policy":"some","running":true,"count":1,"last_milliseconds":2,"longest_milliseconds":3,"total_milliseconds":4,"average_interval_milliseconds":5,"nodes":6,"holds":7,"longest_hold_microseconds":8,"total_hold_microseconds":9,"differences":10},` +
 		`"stalls":{"another":{"count":0,"total_microseconds":0,"max_microseconds":0},"one":{"count":44,"total_microseconds":45,"max_microseconds":46}},` +
 		`"absent_volumes":[{"slot":7,"uuid":"22222222-0000-4000-8000-000000000001","label":"left","dirty_bytes":8}]}`; string(text) != want {
 		t.Errorf("%s\nwant %s", text, want)
