@@ -21,7 +21,8 @@ func (c *clock) stamp() uint16 { return uint16(c.now.Load()) }
 
 const (
 	maxAge   = ondisk.PrioInitial // a bucket that old has priority 0
-	maxTicks = 8                  // a call makes up for
+	maxTicks = 8                  // a call makes up for, at most,
+	tickLook = 8192               // and does not begin another one when it has looked at so many buckets
 )
 
 // trimPart is the part of all buckets whose stamps a tick looks at: each once in 8192 ticks, before a stamp that
@@ -37,10 +38,11 @@ func (t *Table) Tick() { t.tick() }
 
 func (t *Table) tick() {
 	c := &t.clock
-	for i := 0; i < maxTicks && c.budget.Load() >= c.per; i++ {
+	part := len(t.entries)/trimPart + 1
+	for i := 0; i < maxTicks && i*part < tickLook && c.budget.Load() >= c.per; i++ {
 		c.budget.Add(-c.per)
 		now := uint16(c.now.Add(1))
-		for range len(t.entries)/trimPart + 1 {
+		for range part {
 			e := &t.entries[c.trim]
 			if s := side(e.side); now-s.stamp() > maxAge {
 				e.side = uint32(s.withStamp(now - maxAge))

@@ -1,21 +1,25 @@
 package bucket
 
 import (
-	"cmp"
-	"fmt"
 	"math/rand/v2"
-	"runtime"
 	"slices"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/ubcache/ubcache/internal/ondisk"
-	"golang.org/x/sys/unix"
 )
 
 // cleanTable makes a table of n buckets, nearly all clean, with ages and live sectors as given.
 func cleanTable(t testing.TB, n uint64, sectors uint16, p ondisk.Replacement, of func(b uint32) (age uint16, live uint32)) *Table {
+	t.Helper()
+	return layTable(t, n, sectors, p, func(b uint32) (age uint16, live, dirty uint32) {
+		age, live = of(b)
+		return age, live, 0
+	})
+}
+
+// layTable is cleanTable with dirty sectors.
+func layTable(t testing.TB, n uint64, sectors uint16, p ondisk.Replacement, of func(b uint32) (age uint16, live, dirty uint32)) *Table {
 	t.Helper()
 	g := testGeometry(n, sectors)
 	l, err := NewLoader(nil, &g, Options{Policy: p})
@@ -24,9 +28,9 @@ func cleanTable(t testing.TB, n uint64, sectors uint16, p ondisk.Replacement, of
 	}
 	first := uint32(g.FirstBucket) + 2*uint32(g.NPrio)
 	for b := first; b < uint32(n); b++ {
-		age, live := of(b)
+		age, live, dirty := of(b)
 		w, s := l.t.get(b)
-		l.put(b, w.withCounts(live, 0), s.withStamp(maxAge-age))
+		l.put(b, w.withCounts(live, dirty), s.withStamp(maxAge-age))
 	}
 	tab, _ := l.Finish(0, 0)
 	if err := tab.AllocatePrioSets(); err != nil {
@@ -190,141 +194,4 @@ func TestTouchTogether(t *testing.T) {
 	}
 	wg.Wait()
 	mustCheck(t, tab)
-}
-
-func BenchmarkApply(b *testing.B) {
-	for _, n := range []uint64{8192, 1_536_000, 24_576_000} {
-		b.Run(fmt.Sprintf("buckets=%d", n), func(b *testing.B) {
-			tab := cleanTable(b, n, 512, ondisk.LRU, func(b uint32) (uint16, uint32) { return 0, 256 })
-			r := rand.New(rand.NewPCG(1, 1))
-			picks := make([]uint32, 1<<16)
-			for i := range picks {
-				picks[i] = 1000 + uint32(r.Uint64N(n-1000))
-			}
-			var d Deltas
-			b.ReportAllocs()
-			b.ResetTimer()
-			// An insert of 8 sectors over 8 that lay in two other buckets; every second one takes it back.
-			for i := 0; b.Loop(); i++ {
-				sign := int32(1)
-				if i&1 != 0 {
-					sign = -1
-				}
-				j := i >> 1 * 3
-				for k, v := range [3]int32{8, -4, -4} {
-					p := picks[(j+k)&(len(picks)-1)]
-					d.Add(p, tab.Gen(p), v*sign, 0)
-				}
-				tab.Apply(&d, uint64(i), true)
-			}
-		})
-	}
-}
-
-// cpuTime is the processor time of this thread: what a call costs, however busy the machine is.
-func cpuTime() time.Duration {
-	var ts unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts)
-	return time.Duration(ts.Nano())
-}
-
-// BenchmarkFill is how long the longest call of FillBatch takes at 24 million buckets, beside a sort of all.
-func BenchmarkFill(b *testing.B) {
-	const n = 24_576_000
-	r := rand.New(rand.NewPCG(1, 1))
-	for _, c := range []struct {
-		name   string
-		policy ondisk.Replacement
-		of     func(b uint32) (uint16, uint32)
-	}{
-		{"lru", ondisk.LRU, func(b uint32) (uint16, uint32) { return uint16(r.UintN(maxAge)), 1 + uint32(r.UintN(512)) }},
-		{"lru, mostly hot", ondisk.LRU, func(b uint32) (uint16, uint32) { return uint16(pickOne(b%1000 == 0, maxAge, 3)), 512 }},
-		{"fifo", ondisk.FIFO, func(b uint32) (uint16, uint32) { return 0, 512 }},
-		{"random", ondisk.Random, func(b uint32) (uint16, uint32) { return 0, 512 }},
-	} {
-		b.Run(c.name, func(b *testing.B) {
-			runtime.LockOSThread()
-			defer runtime.UnlockOSThread()
-			tab := cleanTable(b, n, 512, c.policy, c.of)
-			seq := uint64(1)
-			var calls []time.Duration
-			var picked int
-			b.ResetTimer()
-			for b.Loop() {
-				b.StopTimer()
-				for range tab.pools[poolCommon].n {
-					t, _ := tab.pools[poolCommon].pop()
-					w, s := tab.get(t)
-					tab.set(t, w.withCounts(512, 0), s.withState(stateData).withStamp(tab.clock.stamp()))
-				}
-				tab.BeginBatch()
-				b.StartTimer()
-				for more := true; more; {
-					from := cpuTime()
-					more = tab.FillBatch(seq)
-					calls = append(calls, cpuTime()-from)
-				}
-				b.StopTimer()
-				picked += len(tab.batch.list)
-				tab.batch.phase = encoded
-				for tab.BatchDurable(seq) {
-				}
-				seq++
-				for tab.JournalPassed(seq) {
-				}
-				b.StartTimer()
-			}
-			slices.Sort(calls)
-			b.ReportMetric(float64(calls[len(calls)-1].Nanoseconds())/1e3, "µs/max-call")
-			b.ReportMetric(float64(calls[len(calls)*99/100].Nanoseconds())/1e3, "µs/p99-call")
-			b.ReportMetric(float64(calls[len(calls)/2].Nanoseconds())/1e3, "µs/median-call")
-			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(max(picked, 1)), "ns/bucket")
-			b.ReportMetric(float64(tab.stats.Examined)/float64(max(tab.stats.Evicted, 1)), "looks/bucket")
-		})
-	}
-	b.Run("sort of all", func(b *testing.B) {
-		type scored struct {
-			score  uint32
-			bucket uint32
-		}
-		list := make([]scored, n)
-		for b.Loop() {
-			b.StopTimer()
-			for i := range list {
-				list[i] = scored{r.Uint32(), uint32(i)}
-			}
-			b.StartTimer()
-			slices.SortFunc(list, func(a, b scored) int { return cmp.Compare(a.score, b.score) })
-		}
-	})
-}
-
-func BenchmarkSnapshot(b *testing.B) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	tab := cleanTable(b, 24_576_000, 512, ondisk.LRU, func(b uint32) (uint16, uint32) { return 0, 512 })
-	p := ondisk.PrioSet{Data: make([]byte, tab.geo.MetaBytes()-40)}
-	tab.batch.phase = picked
-	var worst time.Duration
-	calls := 0
-	for b.Loop() {
-		for set := range tab.PrioSets() {
-			for from, done := 0, false; !done; {
-				start := cpuTime()
-				from, done = tab.SnapshotGens(&p, set, from)
-				worst = max(worst, cpuTime()-start)
-				calls++
-			}
-		}
-	}
-	b.ReportMetric(float64(worst.Nanoseconds())/1e3, "µs/max-call")
-	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/1e3/float64(calls), "µs/call")
-}
-
-func BenchmarkBytesPerBucket(b *testing.B) {
-	tab := empty(b, 1<<20, Options{})
-	for b.Loop() {
-		_ = tab.Counts() // nothing to time
-	}
-	b.ReportMetric(bytesPerBucket(tab), "B/bucket")
 }
