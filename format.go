@@ -15,6 +15,10 @@ type FormatOptions struct {
 	Cache   string   // path of the cache device; empty: none
 	Backing []string // paths of backing devices; they attach to the set when they are opened
 
+	// CacheDevice and BackingDevices are instead of paths, for use inside this module. They stay open.
+	CacheDevice    blockdev.Device
+	BackingDevices []blockdev.Device
+
 	BucketSize int64 // bytes, of the cache device: a power of two, 4096 or more; default 512 KiB
 	BlockSize  int64 // bytes, a power of two from 512 to 4096; default: the largest logical block of the devices
 	DataOffset int64 // bytes, of backing devices: where their data begins, 8192 or more; default 8192
@@ -61,6 +65,7 @@ func Format(ctx context.Context, o FormatOptions) (setUUID string, err error) {
 	if err != nil {
 		return "", err
 	}
+	f.Cache, f.Backing = o.CacheDevice, slices.Clone(o.BackingDevices)
 	var open []blockdev.Device
 	defer func() {
 		for _, d := range open {
