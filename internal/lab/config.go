@@ -54,7 +54,7 @@ const VolumeName = "volume"
 func Defaults() Setup {
 	return Setup{
 		Policies: slices.Clone(Policies), RW: "randwrite", BlockBytes: 4096, Depths: []int{1, 128},
-		Runtime: Duration(60 * time.Second), Rounds: 5, GCEvery: Duration(5 * time.Second),
+		Runtime: Duration(60 * time.Second), Rounds: 3, GCEvery: Duration(5 * time.Second),
 		CacheBytes: 2 << 30, BackingBytes: 8 << 30, BucketBytes: 64 << 10, NodeCache: 256 << 20, Seed: 1, Devices: "memory",
 	}
 }
@@ -111,8 +111,8 @@ type Progress struct {
 	Collections int
 }
 
-// check says what is wrong with a setup.
-func (s *Setup) check() error {
+// Check says what is wrong with a setup.
+func (s *Setup) Check() error {
 	var errs []error
 	fail := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if len(s.Policies) == 0 {
@@ -179,5 +179,5 @@ func (c *Config) fill() error {
 	if c.Open == nil {
 		c.Open = MemoryDevices(c.CacheBytes, c.BackingBytes)
 	}
-	return c.check()
+	return c.Check()
 }
