@@ -2,6 +2,7 @@ package blockdev
 
 import (
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -178,4 +179,41 @@ type Latency struct {
 	Jitter             float64       // 0.2: each time is multiplied by something between 0.8 and 1.2
 	PerMiB             time.Duration // added for each MiB moved; one request moves at a time
 	Parallel           int           // requests served at once; 0: no limit
+
+	// Writes, if given, is instead of Write, Sequential and Jitter for writes: how long they take, as one would report it, by
+	// percentile. Between two points times are spread evenly. Parts go up, the first is 0 and the last 1.
+	Writes *Percentiles
+	// Discard is how long a discard takes; 0: as long as a write. If it is Exclusive, the device does nothing else meanwhile:
+	// what was begun before is finished first, and what comes later waits. So do disks that cannot queue discards.
+	Discard   time.Duration
+	Exclusive bool
+}
+
+// Percentiles say how long requests take.
+type Percentiles []Percentile
+
+// A Percentile says that Part of all requests, 0 to 1, take no longer than Time.
+type Percentile struct {
+	Part float64
+	Time time.Duration
+}
+
+// Mean returns the mean of what is drawn.
+func (p Percentiles) Mean() time.Duration {
+	sum := 0.0
+	for i := 1; i < len(p); i++ {
+		a, b := p[i-1], p[i]
+		sum += (b.Part - a.Part) * float64(a.Time+b.Time) / 2
+	}
+	return time.Duration(math.Round(sum))
+}
+
+// At returns the time within which a part of the requests is done.
+func (p Percentiles) At(part float64) time.Duration {
+	for i := 1; i < len(p); i++ {
+		if a, b := p[i-1], p[i]; part < b.Part {
+			return a.Time + time.Duration(float64(b.Time-a.Time)*(part-a.Part)/(b.Part-a.Part))
+		}
+	}
+	return p[len(p)-1].Time
 }

@@ -46,6 +46,8 @@ type Delaying struct {
 	latency  Latency
 	servers  []time.Duration // when each is free
 	wire     time.Duration   // when whoever moves data last is done
+	ends     time.Duration   // when all that was begun is done
+	shut     time.Duration   // until when an exclusive discard keeps all else waiting
 	last     int64           // where the last request ended
 	waiting  delayHeap
 	sequence uint64
@@ -121,7 +123,11 @@ func (q *delayQueue) Submit(reqs []*Request) {
 // schedule returns when r reaches the device below. d.mu is held.
 func (d *Delaying) schedule(now time.Duration, r *Request) time.Duration {
 	l := &d.latency
-	base := l.base(r, d.last)
+	exclusive := r.Op == OpDiscard && l.Exclusive
+	base, drawn := l.base(r, d.last), false
+	if r.Op == OpWrite && l.Writes != nil {
+		base, drawn = l.Writes.At(d.rt.Float64()), true
+	}
 	moved := int64(0)
 	if r.Op != OpFlush {
 		d.last = r.Off + r.Length()
@@ -130,7 +136,7 @@ func (d *Delaying) schedule(now time.Duration, r *Request) time.Duration {
 		moved = r.Length()
 	}
 	move := time.Duration(float64(l.PerMiB) * float64(moved) / (1 << 20))
-	if l.Jitter > 0 {
+	if l.Jitter > 0 && !drawn {
 		f := 1 + l.Jitter*(2*d.rt.Float64()-1)
 		base = time.Duration(float64(base) * f)
 	}
@@ -144,6 +150,10 @@ func (d *Delaying) schedule(now time.Duration, r *Request) time.Duration {
 		}
 		start = max(now, d.servers[server])
 	}
+	start = max(start, d.shut)
+	if exclusive {
+		start = max(start, d.ends)
+	}
 	end := start + base
 	if move > 0 {
 		end = max(end, d.wire) + move
@@ -152,6 +162,10 @@ func (d *Delaying) schedule(now time.Duration, r *Request) time.Duration {
 	if server >= 0 {
 		d.servers[server] = end
 	}
+	if exclusive {
+		d.shut = end
+	}
+	d.ends = max(d.ends, end)
 	return end
 }
 
@@ -160,6 +174,8 @@ func (l *Latency) base(r *Request, last int64) time.Duration {
 	switch {
 	case r.Op == OpFlush:
 		return l.Flush
+	case r.Op == OpDiscard && l.Discard > 0:
+		return l.Discard
 	case l.Sequential > 0 && r.Off == last:
 		return l.Sequential
 	case r.Op == OpRead:

@@ -202,6 +202,50 @@ func TestDelaying(t *testing.T) {
 			t.Errorf("%s: %v, want %v to %v", c.name, took, c.from, c.to)
 		}
 	}
+	discard := func(io *blockdev.IO, i int) error {
+		if i > 0 {
+			return io.WriteAt(make([]byte, 4096), int64(i)<<20, 0)
+		}
+		return errors.Join(io.WriteAt(make([]byte, 4096), 0, 0), io.Discard(0, 1<<20))
+	}
+	for _, c := range []struct {
+		exclusive bool
+		want      time.Duration
+	}{{false, 31 * ms}, {true, 35 * ms}} { // one of the five writes beside it is before the discard
+		l := blockdev.Latency{Write: ms, Discard: 30 * ms, Exclusive: c.exclusive}
+		during := func(io *blockdev.IO, i int) error {
+			if i == 0 {
+				return discard(io, 0)
+			}
+			for range 5 {
+				if err := discard(io, i); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+		if took := elapsed(t, l, 2, during); took != c.want {
+			t.Errorf("five writes beside a discard, exclusive %v: %v, want %v", c.exclusive, took, c.want)
+		}
+	}
+	curve := blockdev.Percentiles{{Part: 0, Time: ms}, {Part: 0.9, Time: 3 * ms}, {Part: 1, Time: 103 * ms}}
+	if m := curve.Mean(); m != 7100*time.Microsecond {
+		t.Errorf("mean %v", m)
+	}
+	if curve.At(0) != ms || curve.At(0.45) != 2*ms || curve.At(0.9) != 3*ms || curve.At(1) != 103*ms {
+		t.Errorf("percentiles: %v %v %v %v", curve.At(0), curve.At(0.45), curve.At(0.9), curve.At(1))
+	}
+	drawn := func(io *blockdev.IO, _ int) error {
+		for i := range 2000 {
+			if err := io.WriteAt(make([]byte, 4096), int64(i)*4096, 0); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if took := elapsed(t, blockdev.Latency{Write: time.Hour, Jitter: 1, Writes: &curve}, 1, drawn); took < 2000*6*ms || took > 2000*8*ms {
+		t.Errorf("2000 writes of 7.1 ms each: %v", took)
+	}
 	sequential := func(io *blockdev.IO, _ int) error {
 		for i := range 10 {
 			if err := io.ReadAt(make([]byte, 4096), int64(i)*4096); err != nil {
