@@ -22,4 +22,9 @@
 //
 // A ratio is that of two windows on the same set, one right after the other. Reported are the median of the ratios of all
 // rounds, and the least and greatest.
+//
+// # Experiments of the field
+//
+// RunField makes the experiments that were reported of the kernel again, in simulated time, on devices that store metadata
+// alone: the Presets that it takes.
 package lab
