@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	fillDepth = 64 // writes at a time while an image is filled
+	fieldFillDepth = 64 // writes at a time while an image is filled
 	setUUID   = "f1e1d000-0000-4000-8000-000000000001"
 )
 
@@ -159,7 +159,7 @@ func (m *image) fill(ctx context.Context, f *Field, r *rt.Runtime, set *ubcache.
 		return part >= 1
 	}
 	l := newLoad(r, v, f.File, pool)
-	err := l.run(ctx, []Job{{Size: f.FillSize, Depth: fillDepth}}, rng, func(*fieldRequest) bool {
+	err := l.run(ctx, []Job{{Size: f.FillSize, Depth: fieldFillDepth}}, rng, func(*fieldRequest) bool {
 		m.facts.Writes++
 		return !full()
 	})

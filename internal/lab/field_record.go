@@ -105,13 +105,13 @@ func (r *fieldRecorder) results(jobs []Job) []FieldJob {
 		if span > 0 {
 			f.IOPS = float64(f.Requests) / span.Seconds()
 		}
-		f.All, f.Collecting, f.Between = percentiles(j.all), percentiles(j.in), percentiles(j.out)
+		f.All, f.Collecting, f.Between = fieldPercentiles(j.all), fieldPercentiles(j.in), fieldPercentiles(j.out)
 		list = append(list, f)
 	}
 	return list
 }
 
-func percentiles(h *hdrhistogram.Histogram) FieldPercentiles {
+func fieldPercentiles(h *hdrhistogram.Histogram) FieldPercentiles {
 	at := func(q float64) time.Duration { return time.Duration(h.ValueAtQuantile(q)) }
 	p := FieldPercentiles{Requests: h.TotalCount()}
 	if p.Requests > 0 {
