@@ -15,7 +15,7 @@ import (
 
 const (
 	fieldFillDepth = 64 // writes at a time while an image is filled
-	setUUID   = "f1e1d000-0000-4000-8000-000000000001"
+	setUUID        = "f1e1d000-0000-4000-8000-000000000001"
 )
 
 // FillFacts say what a cache was filled with, and what that took.
