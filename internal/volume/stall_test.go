@@ -432,6 +432,29 @@ func TestStalls(t *testing.T) {
 			hangs(b.cache, blockdev.ForBtree, write, 10*hang, 0)
 			return errors.Join(err, b.inTheWay(pages(write, 0, 900, 8192)...))
 		}},
+		{"a collection that keeps requests out", cacheset.StallGate, stallOptions{death: true, nodes: 32 << 10, buckets: 6000}, func(b *stallBench) error {
+			list := pages(read, 0, 8, 250*8192)
+			if err := errors.Join(b.prepare(pages(read, 0, 2000, 8192)...), b.byThemselves(list...), b.set.SetGCPolicy("classic")); err != nil {
+				return err
+			}
+			hangs(b.cache, blockdev.ForBtree, read, hang, 0)
+			b.set.TriggerGC()
+			for i := range list {
+				list[i].after = 30 * time.Millisecond
+			}
+			err := b.inTheWay(list...)
+			if n := b.set.GC().TotalHold; n < 5*hang {
+				err = errors.Join(err, fmt.Errorf("the index was held for %v", n))
+			}
+			return err
+		}},
+		{"buckets, while a collection keeps them", cacheset.StallAllocation, stallOptions{death: true, nodes: 32 << 10, buckets: 2000}, func(b *stallBench) error {
+			err := errors.Join(b.writeback(), b.prepare(pages(write, 0, 1000, 8192)...), b.byThemselves(pages(write, 8<<20, 8, 8192)...),
+				b.set.SetGCPolicy("classic"))
+			b.set.TuneGC(func(t *cacheset.GCTuning) { t.MinNodes, t.Sleep = 1, 5*hang })
+			b.set.TriggerGC()
+			return errors.Join(err, b.inTheWay(pages(write, 9<<20, 900, 4096)...))
+		}},
 		{"dirty data on its way down", cacheset.StallWriteback, stallOptions{death: true}, func(b *stallBench) error {
 			err := errors.Join(b.writeback(), b.prepare(pages(write, 0, 2, 1<<20)...), b.byThemselves(request(blockdev.OpWriteZeroes, 0, 4096, 0)))
 			hangs(b.back, blockdev.ForWriteback, write, hang, 0)
