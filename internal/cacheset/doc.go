@@ -39,6 +39,12 @@
 // parent, and a parent for its own parent, never for a child. Tidiers (maintain.go) do what
 // the sweeper finds; it waits for them only while nobody waits for buckets, and they give up then.
 //
+// # Waits
+//
+// What requests wait for is counted by cause (stall.go), where they wait. Who asks says whether a request waits: methods
+// whose names end in Request, or a field, are for these. Where nothing is waited for, no clock is read: the lock is tried
+// first, and a batch of hits reads it once when it goes to the device and once when it is back.
+//
 // # After an error
 //
 // A metadata write that fails is repeated. When that is of no use the set has failed, for good: nothing is

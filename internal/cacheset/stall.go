@@ -11,7 +11,8 @@ import (
 //
 // Only waits of requests count, and who asks says so: the methods whose names end in Request, Acknowledge, WaitSpace, and
 // an Insertion with Request set. Writeback, the mover, sweeps, and fills, which come after the answer, use the others.
-// What several requests of a batch wait for together counts for each of them.
+// What several requests of a batch wait for together counts for each of them. A device is done when its queue says so: where
+// it does that late, since whom it told before waits for the lock, that is the device's.
 //
 // No cause is there for requests that are held back on purpose: nothing here does that. What writeback does to leave the
 // devices to requests slows itself down, and what the memory for requests is limited by is the front end's.
