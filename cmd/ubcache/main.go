@@ -114,6 +114,7 @@ It serves volumes, and shows, checks and rescues bcache disks, those that the ke
 		newFlushCommand(env),
 		newDetachCommand(env),
 		newFlashCommand(env),
+		newBenchCommand(env),
 		newDemoCommand(env),
 		newVersionCommand(env),
 	)

@@ -17,6 +17,7 @@ type progress struct {
 	bytes bool
 	bar   *progressbar.ProgressBar
 	last  time.Time
+	stage string
 }
 
 const progressEvery = 10 * time.Second
@@ -51,6 +52,20 @@ func (p *progress) set(done, of int64) {
 		} else {
 			fmt.Fprintf(p.w, "%s: %d of %d\n", p.what, done, of)
 		}
+	}
+}
+
+// say says how far work of several stages is, in its own words; share is of all of it, from 0 to 1. Elsewhere than on a terminal
+// each stage has at least one line.
+func (p *progress) say(line, stage string, share float64) {
+	if p.bar != nil {
+		p.bar.Describe(line)
+		p.set(int64(100*share), 100)
+		return
+	}
+	if now := time.Now(); now.Sub(p.last) >= progressEvery || stage != p.stage {
+		p.last, p.stage = now, stage
+		fmt.Fprintf(p.w, "%s: %s; %.0f %% of all\n", p.what, line, 100*share)
 	}
 }
 

@@ -19,7 +19,7 @@ var Policies = []string{"exact", "classic", "reclaim", "dynamic", "rescale", "pa
 // Loads are the values of Setup.RW.
 var Loads = []string{"randwrite", "randrw", "randread"}
 
-// A Setup is what is measured, in the words of a report. Zero values are not replaced: see Defaults.
+// A Setup is what is measured, in the words of a report. Zero values are not replaced, but for RangeBytes: see Defaults.
 type Setup struct {
 	Policies     []string `json:"policies"`
 	RW           string   `json:"rw"`          // one of Loads; randrw is half reads
@@ -31,6 +31,7 @@ type Setup struct {
 	Nodes        int      `json:"nodes"` // the fill goes on until the index has so many; 0: until the cache was filled once
 	CacheBytes   int64    `json:"cache_bytes"`
 	BackingBytes int64    `json:"backing_bytes"`
+	RangeBytes   int64    `json:"range_bytes"` // of the volume, from its beginning: what is loaded
 	BucketBytes  int64    `json:"bucket_bytes"`
 	NodeCache    int64    `json:"node_cache_bytes"` // index kept in memory, at most
 	Seed         uint64   `json:"seed"`
@@ -52,7 +53,7 @@ const VolumeName = "volume"
 
 // Defaults returns the setup that is measured where nothing else is said.
 func Defaults() Setup {
-	return Setup{
+	return Setup{ // and RangeBytes, see DefaultRange
 		Policies: slices.Clone(Policies), RW: "randwrite", BlockBytes: 4096, Depths: []int{1, 128},
 		Runtime: Duration(60 * time.Second), Rounds: 3, GCEvery: Duration(5 * time.Second),
 		CacheBytes: 2 << 30, BackingBytes: 8 << 30, BucketBytes: 64 << 10, NodeCache: 256 << 20, Seed: 1, Devices: "memory",
@@ -142,9 +143,12 @@ func (s *Setup) Check() error {
 		if slices.Contains(s.Depths[:i], d) {
 			fail("depth %d is given twice", d)
 		}
-		if s.BlockBytes >= 512 && int64(d)*4 > s.BackingBytes/int64(s.BlockBytes) {
-			fail("a depth of %d with only %d blocks in the volume", d, s.BackingBytes/int64(s.BlockBytes))
+		if s.BlockBytes >= 512 && int64(d)*4 > s.RangeBytes/int64(s.BlockBytes) {
+			fail("a depth of %d with only %d blocks to load", d, s.RangeBytes/int64(s.BlockBytes))
 		}
+	}
+	if s.RangeBytes < 0 || s.RangeBytes > s.BackingBytes {
+		fail("a range of %d bytes of a backing device of %d", s.RangeBytes, s.BackingBytes)
 	}
 	if s.Runtime < Duration(100*time.Millisecond) {
 		fail("a runtime of %v: want 100ms or more", s.Runtime)
@@ -164,7 +168,20 @@ func (s *Setup) Check() error {
 	return errors.Join(errs...)
 }
 
-const maxDepth = 4096
+const (
+	maxDepth = 4096
+
+	// rangePercent of the cache are loaded where nothing is said: with what overwrites leave behind in buckets that is still less
+	// than what may be in use before writes go round the cache (B 1.6), so that what is measured is the cache.
+	rangePercent = 40
+)
+
+// DefaultRange sets the range that is loaded where there is none.
+func (s *Setup) DefaultRange() {
+	if s.RangeBytes == 0 && s.BlockBytes > 0 {
+		s.RangeBytes = min(s.BackingBytes, s.CacheBytes/100*rangePercent) / int64(s.BlockBytes) * int64(s.BlockBytes)
+	}
+}
 
 func (c *Config) fill() error {
 	if c.RT == nil {
@@ -179,5 +196,6 @@ func (c *Config) fill() error {
 	if c.Open == nil {
 		c.Open = MemoryDevices(c.CacheBytes, c.BackingBytes)
 	}
+	c.DefaultRange()
 	return c.Check()
 }

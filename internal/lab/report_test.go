@@ -20,6 +20,7 @@ const ms = Duration(time.Millisecond)
 func made() *Result {
 	s := Defaults()
 	s.Policies, s.Depths, s.Rounds, s.Runtime = []string{"exact", "classic"}, []int{1, 8}, 4, Duration(3*time.Second)
+	s.DefaultRange()
 	r := &Result{
 		Version: ResultVersion, Setup: s, Machine: Machine{CPUs: 2, System: "linux/amd64", Go: "go1.26"},
 		Began: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Took: Duration(time.Minute), Partial: true, Warnings: []string{"</script><b>&"},
@@ -249,7 +250,8 @@ func TestChecksOfASetup(t *testing.T) {
 		"no depth is given":      func(s *Setup) { s.Depths = nil },
 		"a depth of 0":           func(s *Setup) { s.Depths = []int{0} },
 		"depth 4 is given twice": func(s *Setup) { s.Depths = []int{4, 4} },
-		"with only 256 blocks":   func(s *Setup) { s.BackingBytes = 1 << 20 },
+		"with only 102 blocks":   func(s *Setup) { s.CacheBytes = 1 << 20 },
+		"a range of 9":           func(s *Setup) { s.RangeBytes = 9 << 30 },
 		"a runtime of 1ms":       func(s *Setup) { s.Runtime = ms },
 		"collections every 0s":   func(s *Setup) { s.GCEvery = 0 },
 		"0 rounds":               func(s *Setup) { s.Rounds = 0 },
@@ -257,9 +259,11 @@ func TestChecksOfASetup(t *testing.T) {
 		"a node cache of 1000":   func(s *Setup) { s.NodeCache = 1000 },
 	} {
 		s := Defaults()
+		s.DefaultRange()
 		if err := s.Check(); err != nil {
 			t.Fatal(err)
 		}
+		s.RangeBytes = 0
 		change(&s)
 		r, err := Measure(context.Background(), Config{Setup: s})
 		if r != nil || err == nil || !strings.Contains(err.Error(), want) {

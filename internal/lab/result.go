@@ -31,13 +31,14 @@ type Result struct {
 
 // A Machine is where it was measured.
 type Machine struct {
-	CPUs      int    `json:"cpus"`
-	Processor string `json:"processor,omitempty"`
-	Kernel    string `json:"kernel,omitempty"`
-	System    string `json:"system"`
-	Go        string `json:"go"`
-	Memory    int64  `json:"memory_bytes,omitempty"`
-	Simulated bool   `json:"simulated"` // by the clock of a simulation: work takes no time there
+	CPUs      int     `json:"cpus"`
+	Processor string  `json:"processor,omitempty"`
+	Kernel    string  `json:"kernel,omitempty"`
+	System    string  `json:"system"`
+	Go        string  `json:"go"`
+	Memory    int64   `json:"memory_bytes,omitempty"`
+	Load      float64 `json:"load_average"` // over the last minute, when it began
+	Simulated bool    `json:"simulated"`    // by the clock of a simulation: work takes no time there
 }
 
 // ThisMachine says what it runs on; what cannot be found out is left out.
@@ -58,6 +59,7 @@ func ThisMachine() Machine {
 	if _, err := fmt.Sscanf(read("/proc/meminfo"), "MemTotal: %d kB", &kib); err == nil {
 		m.Memory = kib << 10
 	}
+	_, _ = fmt.Sscan(read("/proc/loadavg"), &m.Load)
 	return m
 }
 

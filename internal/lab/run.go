@@ -27,6 +27,9 @@ func Measure(ctx context.Context, c Config) (*Result, error) {
 	r := &Result{Version: ResultVersion, Machine: ThisMachine(), Setup: c.Setup, Began: c.RT.WallTime(), Warnings: []string{}}
 	r.Machine.Simulated = c.RT.Simulated()
 	begin := c.RT.Now()
+	if busy := r.Machine.Load; busy > float64(r.Machine.CPUs)/2 && !r.Machine.Simulated {
+		r.Warnings = append(r.Warnings, fmt.Sprintf("THE MACHINE WAS BUSY when this began (load average %.1f, with %d CPUs): others had a part in these figures", busy, r.Machine.CPUs))
+	}
 	l := &laboratory{Config: c, result: r, pool: blockdev.NewPool(blockdev.PoolOptions{})}
 	l.steps = c.Rounds * len(c.Policies) * (1 + 2*len(c.Depths))
 	err := l.checkPolicies(ctx)
@@ -173,7 +176,7 @@ func (l *laboratory) round(ctx context.Context, policy string, round int) (err e
 
 	// Nothing of an earlier run can be taken for something of this one.
 	run := l.Seed<<32 ^ uint64(l.result.Began.UnixNano()) ^ uint64(l.step)
-	content := NewContent(run, b.volume.Size(), l.BlockBytes, b.devices.Blank)
+	content := NewContent(run, min(l.RangeBytes, b.volume.Size()), l.BlockBytes, b.devices.Blank)
 	err = b.setPolicy(ctx, "exact")
 	if err == nil {
 		err = l.index(ctx, b, content, policy, round)
@@ -230,7 +233,7 @@ func (l *laboratory) index(ctx context.Context, b *bench, content *Content, poli
 			return nil
 		}
 		if written-grown > fillStuck*cache {
-			return fmt.Errorf("the index has %d nodes and grows no more, where %d were asked for: take smaller buckets (a node is no larger), smaller requests, or a larger cache and backing device", best, l.Nodes)
+			return fmt.Errorf("the index has %d nodes and grows no more, where %d were asked for: take smaller buckets (a node is no larger), smaller requests, or a larger range, cache and backing device", best, l.Nodes)
 		}
 	}
 	return ctx.Err()
@@ -417,7 +420,7 @@ func (l *laboratory) warn() {
 			l.note("policy %s, depth %d: %d collections that nobody asked for ended in the windows without collection, so the ratios are too low", r.Policy, r.Depth, r.Unasked)
 		}
 		if r.Declined > 0.1 {
-			l.note("policy %s, depth %d: %.0f %% of the writes went round the cache, since too much of it was dirty or in use", r.Policy, r.Depth, 100*r.Declined)
+			l.note("policy %s, depth %d: %.0f %% of the writes went round the cache, since too much of it was dirty or in use: load a smaller range", r.Policy, r.Depth, 100*r.Declined)
 		}
 	}
 }

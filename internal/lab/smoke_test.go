@@ -15,7 +15,7 @@ import (
 func small() Setup {
 	s := Defaults()
 	s.Policies, s.Depths, s.Rounds, s.RW = []string{"exact"}, []int{1, 32}, 1, "randrw"
-	s.CacheBytes, s.BackingBytes, s.BucketBytes, s.Nodes = 32<<20, 24<<20, 8<<10, 20
+	s.CacheBytes, s.BackingBytes, s.BucketBytes, s.Nodes = 64<<20, 96<<20, 8<<10, 20
 	s.Runtime, s.GCEvery = Duration(400*time.Millisecond), Duration(100*time.Millisecond)
 	return s
 }

@@ -13,8 +13,8 @@ import (
 func (r *Result) WriteText(w io.Writer) error {
 	var b strings.Builder
 	s := &r.Setup
-	fmt.Fprintf(&b, "%s, requests of %d bytes; cache %d MiB, backing device %d MiB, buckets of %d KiB; devices: %s%s\n",
-		s.RW, s.BlockBytes, s.CacheBytes>>20, s.BackingBytes>>20, s.BucketBytes>>10, s.Devices, model(s.DeviceModel))
+	fmt.Fprintf(&b, "%s, requests of %d bytes in a range of %d MiB; cache %d MiB, backing device %d MiB, buckets of %d KiB; devices: %s%s\n",
+		s.RW, s.BlockBytes, s.RangeBytes>>20, s.CacheBytes>>20, s.BackingBytes>>20, s.BucketBytes>>10, s.Devices, model(s.DeviceModel))
 	fmt.Fprintf(&b, "%d rounds, windows of %v, in those with collection one is forced every %v; seed %d; %d CPUs%s\n",
 		s.Rounds, s.Runtime, s.GCEvery, s.Seed, r.Machine.CPUs, map[bool]string{true: ", simulated time"}[r.Machine.Simulated])
 	if r.Partial {
