@@ -5,7 +5,7 @@
 //	          |                                 ^
 //	wrappers: Crashable, Faulty, Delaying, Tracing, Counting      each over any Device
 //	          |                                 |
-//	Open: block device, regular file         Memory
+//	Open: block device, regular file     Memory, Hollow
 //	  |            |           |                |
 //	uring        pread       inline           inline
 //	one ring     threads     within           within
@@ -36,6 +36,6 @@
 // With the pread engine, a thread that waits for its disk keeps its place among GOMAXPROCS until the scheduler
 // looks, 20 microseconds later or more, so there must be more places than processors (see Open).
 //
-// Memory and all wrappers work on a simulated runtime; a file opened with one is served by the inline engine.
+// Memory, Hollow and all wrappers work on a simulated runtime; a file opened with one is served by the inline engine.
 // The uring and pread engines wait for the kernel, which no simulation sees, so they use package sync.
 package blockdev

@@ -3,6 +3,7 @@ package blockdev
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -143,6 +144,22 @@ func (d *HollowDevice) Stored() int64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return int64(d.used-len(d.free)) * hollowPage
+}
+
+// Trim gives the memory of pages that are not stored any more back to the system; it is kept for others otherwise.
+func (d *HollowDevice) Trim() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	slices.Sort(d.free)
+	for i := 0; i < len(d.free); {
+		n := 1
+		for i+n < len(d.free) && d.free[i+n] == d.free[i]+uint32(n) && (int(d.free[i+n])-hollowFirst)%hollowSlab != 0 {
+			n++
+		}
+		at := int(d.free[i] - hollowFirst)
+		_ = unix.Madvise(d.slabs[at/hollowSlab][at%hollowSlab*hollowPage:][:n*hollowPage], unix.MADV_DONTNEED)
+		i += n
+	}
 }
 
 // NewQueue makes a queue; depth has no effect.

@@ -128,6 +128,14 @@ func TestHollowClones(t *testing.T) {
 	}
 	write(a, 2, 4096+512, 512)
 	at(t, b, func(io *blockdev.IO) error { return io.Discard(0, 64<<10) })
+	write(b, 9, 0, 64<<10)
+	at(t, b, func(io *blockdev.IO) error { return io.Discard(0, 32<<10) })
+	at(t, b, func(io *blockdev.IO) error { return io.Discard(40<<10, 24<<10) })
+	b.Trim()
+	if !filledWith(t, b, 32<<10, 8<<10, 9) || !filledWith(t, b, 0, 32<<10, 0) || b.Stored() != 8<<10 {
+		t.Errorf("after Trim %d bytes are stored", b.Stored())
+	}
+	at(t, b, func(io *blockdev.IO) error { return io.Discard(0, 64<<10) })
 	if a.Stored() != 4096 || b.Stored() != 0 {
 		t.Errorf("stored: %d, %d", a.Stored(), b.Stored())
 	}

@@ -98,6 +98,7 @@ func fillImage(ctx context.Context, f *Field, progress func(percent int)) (m *im
 	if err != nil {
 		return m, err
 	}
+	m.cache.Trim()
 	m.facts.ImageBytes = m.cache.Stored()
 	m.facts.RealTime = time.Since(begin)
 	return m, nil
@@ -166,9 +167,29 @@ func (m *image) fill(ctx context.Context, f *Field, r *rt.Runtime, set *ubcache.
 	if err != nil {
 		return err
 	}
+	if err := forget(r, set); err != nil {
+		return err
+	}
 	s := set.Stats()
 	m.facts.Nodes, m.facts.LiveBytes = s.Nodes, s.LiveBytes
 	m.facts.UsedBytes = int64(s.Buckets-s.Empty-s.Ready) * s.BucketSize
 	m.facts.InUse = 100 * float64(m.facts.UsedBytes) / float64(f.Cache)
 	return nil
+}
+
+// forget has the set discard its empty buckets, so that nodes that are no more take no memory.
+func forget(r *rt.Runtime, set *ubcache.CacheSet) error {
+	ctx := context.Background()
+	if err := set.SetAttribute(ctx, "cache", "discard", "1"); err != nil {
+		return err
+	}
+	for last := set.Stats().DiscardedBuckets; ; {
+		r.Sleep(10 * time.Second)
+		n := set.Stats().DiscardedBuckets
+		if n == last {
+			break
+		}
+		last = n
+	}
+	return set.SetAttribute(ctx, "cache", "discard", "0")
 }
