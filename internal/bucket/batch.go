@@ -61,6 +61,10 @@ func (t *Table) Pickable() (n int) {
 	return n
 }
 
+// Resting returns how many buckets could be picked if their generations were not so far ahead of what may still be found of
+// them: a sweep ends that.
+func (t *Table) Resting() int { return t.counts[Empty] + t.counts[Clean] - t.Pickable() }
+
 // NeedBatch reports whether it is time for a batch: half a batch is wanted and can be had, or there is something
 // to be had and dirty data is refused, or the common pool or the reserve of metadata is running out.
 func (t *Table) NeedBatch() bool {

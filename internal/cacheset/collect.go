@@ -198,6 +198,7 @@ func (s *Set) triggerGCLocked() {
 		s.marks.Ask()
 	} else {
 		s.gc.asked = true
+		s.lagging.Signal()
 	}
 	s.gc.wake.Broadcast()
 	s.move.Signal()

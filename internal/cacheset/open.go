@@ -102,6 +102,7 @@ func newSet(dev blockdev.Device, o Options) *Set {
 	s.mu.Init(s.rt)
 	s.work.Init(&s.mu)
 	s.chore.Init(&s.mu)
+	s.lagging.Init(&s.mu)
 	s.changed.Init(&s.mu)
 	s.refill.Init(&s.mu)
 	s.ready.Init(&s.mu)
@@ -563,6 +564,7 @@ func (s *Set) create(ctx context.Context) error {
 // startedLocked lets what runs in the background begin that must not meet the replay.
 func (s *Set) startedLocked() {
 	s.serving = true
+	s.lagging.Signal()
 	s.dead.Signal()
 	s.discards.Signal()
 	s.move.Signal()

@@ -99,6 +99,9 @@ func (s *Set) batch() error {
 		s.rt.Yield()
 		s.mu.Lock()
 	}
+	if s.table.SweepDue() {
+		s.lagging.Signal()
+	}
 	s.ready.Broadcast()
 	s.mu.Unlock()
 	return nil

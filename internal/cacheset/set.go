@@ -142,6 +142,7 @@ type Set struct {
 	aging    []aged              // nodes with keys that are not on the disk, in the order in which they became so
 	chores   []chore             // for the tidiers
 	chore    rt.Cond             // chores have come, or are done
+	lagging  rt.Cond             // for the sweeper
 	tidying  int                 // tidiers at work
 	emptied  int                 // keys that went since the last sweep began, and left nothing in their place
 	serving  bool                // the replay is over
@@ -254,6 +255,7 @@ func (s *Set) wakeAllLocked() {
 	s.slotFreed.Broadcast()
 	s.discards.Broadcast()
 	s.move.Broadcast()
+	s.lagging.Broadcast()
 	s.verify.wake.Broadcast()
 	s.gc.wake.Broadcast()
 	s.gc.over.Broadcast()

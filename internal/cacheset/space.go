@@ -108,6 +108,8 @@ func (s *Set) WaitSpace() error {
 	for s.table.Stats().Batches == before {
 		if _, due := s.planMoveLocked(); due {
 			s.move.Signal()
+		} else if s.table.Resting() > 0 {
+			s.lagging.Signal() // a sweep ends their rest, or the time is over
 		} else if !s.moving && !s.batching && s.table.Pickable() == 0 && s.table.Counts()[bucket.Inc] == 0 && !s.helpsLocked(serial) {
 			return ErrNoSpace
 		}

@@ -21,13 +21,18 @@ const (
 // node once, about once for each time that the whole cache is evicted, and holds nobody up. Source: B 9.5.
 func (s *Set) sweepLoop() {
 	again := false
-	for s.rest(tickEvery) == nil && s.Err() == nil {
+	for {
+		if (again || s.opt.Restless) && s.rest(tickEvery) != nil {
+			return
+		}
 		s.mu.Lock()
-		due := s.serving && !s.closed && s.sweepDueLocked(again)
+		for !again && !s.sweepDueLocked() && s.stop.Err() == nil && s.Err() == nil {
+			s.lagging.Wait() // the ticker ends that each second, the refiller when a sweep is due
+		}
 		emptied, coalesced := s.emptied, s.stats.NodesCoalesced
 		s.mu.Unlock()
-		if !due {
-			continue
+		if s.stop.Err() != nil || s.Err() != nil {
+			return
 		}
 		again = false
 		if err := s.sweep(); err != nil {
@@ -43,19 +48,23 @@ func (s *Set) sweepLoop() {
 		// least one of 32 nodes less.
 		s.awaitChoresLocked()
 		again = int(s.stats.NodesCoalesced-coalesced) > s.nodesLocked()/emptiedShare
+		again = again || s.sweepDueLocked() // what it has found is written now, but the next one is no hurry
 		s.mu.Unlock()
 	}
 }
 
 // sweepDueLocked reports whether it is time for a sweep. While another policy collects, that is what tidies the index, and
 // sweeps are for the limit of the format alone.
-func (s *Set) sweepDueLocked(again bool) bool {
+func (s *Set) sweepDueLocked() bool {
+	if !s.serving || s.closed {
+		return false
+	}
 	if s.gc.pacer != nil && !s.opt.Restless {
 		return s.table.MaxLag() >= bucket.SweepLag
 	}
 	asked := s.gc.asked
 	s.gc.asked = false
-	return again || asked || s.opt.Restless || s.table.SweepDue() || s.emptiedLocked()
+	return asked || s.opt.Restless || s.table.SweepDue() || s.emptiedLocked()
 }
 
 // awaitChoresLocked waits until what the walk has found is done, unless somebody waits for a bucket.
@@ -259,11 +268,11 @@ func (s *Set) decideLocked(w *walk) {
 }
 
 // hurryLocked reports whether a sweep may not wait.
-func (s *Set) hurryLocked(w *walk) bool { return s.needMeta > 0 || s.paceLocked(w) == 0 }
+func (s *Set) hurryLocked(w *walk) bool { return s.paceLocked(w) == 0 }
 
 // paceLocked returns how long the sweep rests after a node that it has to read.
 func (s *Set) paceLocked(w *walk) time.Duration {
-	if s.needMeta > 0 {
+	if s.needMeta > 0 || s.needSpace > 0 {
 		return 0 // the sweep may be what buckets wait for
 	}
 	return sweepRest(w.lag, s.table.MaxLag(), w.total.Nodes, s.nodesLocked())

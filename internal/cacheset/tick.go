@@ -44,6 +44,7 @@ func (s *Set) tickLocked() {
 	s.move.Signal()
 	s.chore.Broadcast() // the lag may have grown
 	s.gc.wake.Broadcast()
+	s.lagging.Broadcast()
 	now := s.rt.Now()
 	for len(s.aging) > 0 {
 		n := s.aging[0].node
