@@ -146,7 +146,7 @@ func (q *queue) bypassLocked(r *blockdev.Request, c *conf, now time.Duration) by
 		return accepted
 	case bypassFull:
 		s.BypassFull++
-		v.set.FullLocked(v.super.Load().State() == ondisk.StateClean)
+		v.set.FullLocked(!v.flash && v.super.Load().State() == ondisk.StateClean)
 	case bypassMode:
 		s.BypassMode++
 	case bypassUnaligned:
