@@ -43,11 +43,36 @@ func (t *Table) Wanted() int {
 		return t.wantedMarked()
 	}
 	c, m, v := &t.pools[poolCommon], &t.pools[poolMeta], &t.pools[poolMoving]
-	all := t.opt.Ready + len(m.buf) + len(v.buf)
-	lack := m.room() + v.room() + max(t.opt.Ready-c.n, 0)
+	ready := t.opt.Ready * t.supply.times
+	all := ready + len(m.buf) + len(v.buf)
+	lack := m.room() + v.room() + max(ready-c.n, 0)
 	unused := t.spare() + all - t.unused()
 	reusable := t.spare() + int(t.geo.KernelFreeInc) + all - t.reusable()
 	return max(min(max(lack, unused, reusable), c.room()+m.room()+v.room()), 0)
+}
+
+// A supply says how many times what is usual batches are, and what is kept ready. A batch takes a write of all generations and
+// a journal entry, milliseconds on a fast device; where data takes more buckets than two usual batches have in that time,
+// it would wait for each, and each would cost as much as a larger one.
+type supply struct {
+	times int
+	short bool // data has found no bucket though there was something to pick, since the last batch began
+	calm  int  // batches since that was so
+}
+
+// supplyCalm is how many batches without a shortage make the next ones smaller again.
+const supplyCalm = 64
+
+func (s *supply) adapt(most int) {
+	switch {
+	case s.short:
+		s.times, s.calm = min(2*s.times, most), 0
+	case s.times > 1:
+		if s.calm++; s.calm >= supplyCalm {
+			s.times, s.calm = s.times/2, 0
+		}
+	}
+	s.short = false
 }
 
 // Pickable returns how many buckets could be picked, 0 as long as a policy of mark and sweep forbids it.
@@ -76,7 +101,7 @@ func (t *Table) NeedBatch() bool {
 	}
 	can := min(t.Wanted(), t.Pickable())
 	low := !t.roomFor(ForDirty) || t.pools[poolCommon].n == 0 || t.pools[poolMeta].room() > t.pools[poolMeta].n
-	return can >= max(t.opt.Batch/2, 1) || low && can > 0
+	return can >= max(t.opt.Batch*t.supply.times/2, 1) || low && can > 0
 }
 
 // BeginBatch begins a batch; false if one is under way. It then goes
@@ -93,6 +118,7 @@ func (t *Table) BeginBatch() bool {
 	if t.batch.phase != idle {
 		return false
 	}
+	t.supply.adapt(t.opt.most)
 	t.batch = batch{phase: filling, want: t.Wanted(), list: t.batch.list[:0]}
 	if t.marked() {
 		t.batch.marks = t.marks

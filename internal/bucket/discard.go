@@ -55,7 +55,7 @@ func (t *Table) DiscardBegin(most int) (first uint32, n int) {
 	if d.index.count == 0 {
 		return 0, 0
 	}
-	few := 2*t.pools[poolCommon].n < t.opt.Ready || t.Pickable()-most < t.Wanted()+t.opt.Batch
+	few := 2*t.pools[poolCommon].n < t.opt.Ready*t.supply.times || t.Pickable()-most < t.Wanted()+t.opt.Batch
 	low := t.unused()-most <= t.spare() || t.reusable()-most <= t.spare()+int(t.geo.KernelFreeInc)
 	if (few || low) && t.broken == 0 {
 		return 0, 0

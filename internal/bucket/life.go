@@ -122,6 +122,7 @@ func (t *Table) roomFor(u Use) bool {
 func (t *Table) Allocate(u Use) (b uint32, gen uint8, ok bool) {
 	if !t.roomFor(u) {
 		t.stats.Refused++
+		t.noteShort()
 		return 0, 0, false
 	}
 	b, ok = t.pop(poolCommon)
@@ -134,6 +135,7 @@ func (t *Table) Allocate(u Use) (b uint32, gen uint8, ok bool) {
 	}
 	if !ok {
 		t.stats.NoReady++
+		t.noteShort()
 		return 0, 0, false
 	}
 	t.start = false
@@ -156,6 +158,12 @@ func (t *Table) Allocate(u Use) (b uint32, gen uint8, ok bool) {
 		t.marks.allocated(b, u)
 	}
 	return b, w.gen(), true
+}
+
+func (t *Table) noteShort() {
+	if !t.supply.short && t.Pickable() > 0 {
+		t.supply.short = true
+	}
 }
 
 // CanAllocate returns how many buckets Allocate could hand out for metadata now: a split checks this before it

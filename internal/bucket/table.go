@@ -29,11 +29,13 @@ type Options struct {
 	MovingReserve int
 
 	// Batch is how many buckets one write of the generations makes ready, as a rule. Default: one of 4096, at
-	// least 64, at most one of 32.
+	// least 64, at most one of 32; up to one of 128 while data finds none ready.
 	Batch int
 
 	// Ready is how many buckets are kept ready for everybody, beside the reserves. Default: two batches.
 	Ready int
+
+	most int // times Batch and Ready, at most
 
 	// Broken are rules not to keep: for tests, see Breakage.
 	Broken Breakage
@@ -41,6 +43,7 @@ type Options struct {
 
 func (o Options) withDefaults(g *ondisk.Geometry) Options {
 	n := int(g.NBuckets)
+	fixed := o.Batch > 0 || o.Ready > 0
 	def := func(v *int, d int) {
 		if *v <= 0 {
 			*v = d
@@ -50,6 +53,9 @@ func (o Options) withDefaults(g *ondisk.Geometry) Options {
 	def(&o.MovingReserve, min(max(n>>10, 4), 4096))
 	def(&o.Batch, max(min(max(n>>12, 64), n>>5), 1))
 	def(&o.Ready, 2*o.Batch)
+	if o.most = 1; !fixed {
+		o.most = max(n>>7/o.Batch, 1)
+	}
 	return o
 }
 
@@ -80,6 +86,7 @@ type Table struct {
 	clock     clock      // ageing
 	hand      hand       // of victim selection
 
+	supply  supply
 	pools   [3]ring
 	batch   batch
 	discard discards

@@ -100,12 +100,13 @@ func bytesPerBucket(tab *Table) float64 {
 	for i := range tab.pools {
 		bytes += 4 * len(tab.pools[i].buf)
 	}
+	bytes += 4 * cap(tab.batch.list)
 	return float64(bytes) / float64(len(tab.entries))
 }
 
 func TestBytesABucket(t *testing.T) {
-	if per := bytesPerBucket(empty(t, 1<<20, Options{})); per > 13.1 {
-		t.Errorf("%.2f bytes a bucket; the package's comment says 13", per)
+	if per := bytesPerBucket(empty(t, 1<<20, Options{})); per > 13.3 {
+		t.Errorf("%.2f bytes a bucket; the package's comment says 13.2", per)
 	}
 }
 
@@ -549,4 +550,41 @@ func TestWindow(t *testing.T) {
 	if len(w.seq) != 0 || w.queue.n != 0 || len(w.queue.chunks) != 1 {
 		t.Errorf("%d left in %d chunks", len(w.seq), len(w.queue.chunks))
 	}
+}
+
+// Batches grow while data finds nothing ready, up to a limit, and shrink again.
+func TestBatchesFollowTheNeed(t *testing.T) {
+	const n = 1 << 16
+	tab := empty(t, n, Options{})
+	var seq uint64
+	sizes := map[int]bool{}
+	one := func() int {
+		before := tab.Stats().PickedEmpty
+		oneBatch(t, tab, &seq)
+		return int(tab.Stats().PickedEmpty - before)
+	}
+	batches(t, tab, &seq)
+	usual := 0
+	for range 20 { // all that is ready goes while a batch is on its way
+		for {
+			if _, _, ok := tab.Allocate(ForClean); !ok {
+				break
+			}
+		}
+		got := one()
+		if usual == 0 {
+			usual = got
+		}
+		sizes[got] = true
+	}
+	if tab.supply.times != tab.opt.most || len(sizes) < 3 {
+		t.Errorf("batches of %v buckets, %d times the usual, at most %d", sizes, tab.supply.times, tab.opt.most)
+	}
+	for range 20 * supplyCalm {
+		one()
+	}
+	if tab.supply.times != 1 {
+		t.Errorf("batches are %d times the usual when nobody wants more", tab.supply.times)
+	}
+	mustCheck(t, tab)
 }
