@@ -65,11 +65,6 @@ func (s *Set) batch() error {
 		s.ready.Broadcast() // from here on they wait for something else: see WaitSpace
 	}
 	s.mu.Unlock()
-	defer func() {
-		s.mu.Lock()
-		s.batching = false
-		s.mu.Unlock()
-	}()
 
 	var err error
 	for try := range writeTries {
@@ -102,6 +97,7 @@ func (s *Set) batch() error {
 	if s.table.SweepDue() {
 		s.lagging.Signal()
 	}
+	s.batching = false // after an error it stays: the set has failed then
 	s.ready.Broadcast()
 	s.mu.Unlock()
 	return nil

@@ -115,14 +115,7 @@ func (s *Set) Stalls() (list [StallCauses]StallTotals) {
 }
 
 // LockTimed is Lock that says how long it took; no clock is read where the lock is free.
-func (s *Set) LockTimed() (waited time.Duration) {
-	if s.mu.TryLock() {
-		return 0
-	}
-	begin := s.rt.Now()
-	s.mu.Lock()
-	return s.rt.Now() - begin
-}
+func (s *Set) LockTimed() (waited time.Duration) { return s.mu.LockTimed() }
 
 // LockRequest is Lock on behalf of a request.
 func (s *Set) LockRequest() {

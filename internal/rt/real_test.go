@@ -180,3 +180,17 @@ func BenchmarkNowStd(b *testing.B) {
 		_ = time.Now()
 	}
 }
+
+func TestRealLockTimed(t *testing.T) {
+	r := New()
+	var mu Mutex
+	mu.Init(r)
+	if d := mu.LockTimed(); d != 0 || mu.TryLock() {
+		t.Errorf("a free mutex took %v, or is not taken", d)
+	}
+	r.AfterFunc(20*time.Millisecond, mu.Unlock)
+	begin := r.Now()
+	if d := mu.LockTimed(); d <= 0 || d > r.Now()-begin || mu.TryLock() {
+		t.Errorf("a mutex that was held took %v, or is not taken", d)
+	}
+}

@@ -775,3 +775,50 @@ func BenchmarkSimGo(b *testing.B) {
 		b.Fatal(err)
 	}
 }
+
+// LockTimed says how long it took, and makes no other history than Lock.
+func TestLockTimedIsLock(t *testing.T) {
+	for seed := range uint64(20) {
+		var digests [2]uint64
+		for i := range digests {
+			s := NewSim(seed)
+			r := s.Runtime()
+			var mu Mutex
+			mu.Init(r)
+			var total time.Duration
+			err := s.Run(func() {
+				for range 5 {
+					r.Go("locker", func() {
+						for range 20 {
+							if i == 0 {
+								mu.Lock()
+							} else {
+								begin := r.Now()
+								d := mu.LockTimed()
+								if d != r.Now()-begin {
+									t.Errorf("%v, and it took %v", d, r.Now()-begin)
+								}
+								total += d
+							}
+							if r.Uint64N(2) == 0 {
+								r.Sleep(time.Millisecond)
+							}
+							mu.Unlock()
+							r.Yield()
+						}
+					})
+				}
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if i == 1 && total == 0 {
+				t.Error("nobody has waited")
+			}
+			digests[i] = s.Digest()
+		}
+		if digests[0] != digests[1] {
+			t.Errorf("seed %d: %x with Lock, %x with LockTimed", seed, digests[0], digests[1])
+		}
+	}
+}

@@ -3,6 +3,7 @@ package rt
 import (
 	"context"
 	"sync"
+	"time"
 )
 
 // A Mutex is a sync.Mutex that a simulation can see. The zero value is an unlocked mutex of the real runtime.
@@ -26,6 +27,22 @@ func (m *Mutex) Lock() {
 		return
 	}
 	m.real.Lock()
+}
+
+// LockTimed is Lock that says how long it took: 0 where the mutex was free, and then no clock was read. A simulation goes on
+// as with Lock.
+func (m *Mutex) LockTimed() (waited time.Duration) {
+	if m.sim != nil {
+		begin := m.sim.s.now
+		m.sim.lock()
+		return m.sim.s.now - begin
+	}
+	if m.real.TryLock() {
+		return 0
+	}
+	begin := time.Now()
+	m.real.Lock()
+	return time.Since(begin)
 }
 
 // TryLock takes the mutex if it is free, and reports whether it was.

@@ -501,8 +501,10 @@ func TestStallsAddUp(t *testing.T) {
 
 func addUp(t *testing.T, b *stallBench, seed uint64) error {
 	rng := rand.New(rand.NewPCG(seed, 9))
-	ops := []blockdev.Op{blockdev.OpRead, blockdev.OpRead, blockdev.OpRead, blockdev.OpWrite, blockdev.OpWrite, blockdev.OpWrite, blockdev.OpFlush,
-		blockdev.OpWriteZeroes, blockdev.OpDiscard}
+	ops := []blockdev.Op{
+		blockdev.OpRead, blockdev.OpRead, blockdev.OpRead, blockdev.OpWrite, blockdev.OpWrite, blockdev.OpWrite, blockdev.OpFlush,
+		blockdev.OpWriteZeroes, blockdev.OpDiscard,
+	}
 	purposes := []blockdev.Purpose{blockdev.ForData, blockdev.ForJournal, blockdev.ForBtree, blockdev.ForPrio, blockdev.ForWriteback, blockdev.ForSuperblock}
 	modes := []ondisk.CacheMode{ondisk.Writeback, ondisk.Writethrough, ondisk.Writearound, ondisk.Writeback}
 	for round, mode := range modes {
