@@ -14,11 +14,19 @@ const (
 	settleLimit = 2 * time.Minute // for what was begun in a window and is still under way after it
 )
 
+// A collector is what a watch needs of a set.
+type collector interface {
+	GC() ubcache.GCStats
+	Stats() ubcache.SetStats
+	SetAttribute(ctx context.Context, object, name, value string) error
+	Verify(ctx context.Context) error
+}
+
 // A watch forces collections while a load runs, and sees when they begin and end, to the nearest watchEvery. With the policy exact
 // what is forced is a sweep with all that it leads to, and a pass of the verifier beside it.
 type watch struct {
 	rt    *rt.Runtime
-	set   *ubcache.CacheSet
+	set   collector
 	exact bool
 	force time.Duration // between the beginnings of two, at least; 0: only look
 	tick  func(now time.Duration, w *watch)
@@ -50,7 +58,7 @@ func (w *watch) run(stop context.Context) error {
 		now := w.rt.Now()
 		w.look(now)
 		if w.force > 0 && now >= next && !w.running {
-			next = max(next+w.force, now)
+			next = now + w.force
 			if err := w.trigger(stop, now); err != nil {
 				w.failed(err)
 			}
