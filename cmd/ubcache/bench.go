@@ -64,7 +64,7 @@ func newBenchGCCommand(env *environment) *cobra.Command {
 	fl.StringSliceVar(&f.policies, "policy", []string{"all"}, "policies, a `LIST`: all, or some of "+strings.Join(lab.Policies, ", "))
 	fl.Var(&sizeValue{to: &s.CacheBytes, least: 1 << 20}, "cache-size", "`SIZE` of the cache device")
 	fl.Var(&sizeValue{to: &s.BackingBytes, least: 1 << 20}, "backing-size", "`SIZE` of the backing device's data")
-	fl.Var(&sizeValue{to: &s.RangeBytes, least: 1 << 20}, "range", "`SIZE` of the part of the volume that is loaded (default: 40 % of the cache, so that all that is\nwritten stays there; at most the backing size)")
+	fl.Var(&sizeValue{to: &s.RangeBytes, least: 1 << 20}, "range", "`SIZE` of the part of the volume that is loaded (default: 25 % of the cache, so that what is\nwritten stays there; at most the backing size)")
 	fl.Var(&sizeValue{to: &s.BucketBytes, least: 1}, "bucket", "bucket `SIZE`, a power of two; nodes of the index are no larger")
 	fl.StringVar(&s.RW, "rw", s.RW, "`LOAD`: randwrite, randrw (half reads), or randread")
 	bs := int64(s.BlockBytes)

@@ -171,9 +171,9 @@ func (s *Setup) Check() error {
 const (
 	maxDepth = 4096
 
-	// rangePercent of the cache are loaded where nothing is said: with what overwrites leave behind in buckets that is still less
-	// than what may be in use before writes go round the cache (B 1.6), so that what is measured is the cache.
-	rangePercent = 40
+	// rangePercent of the cache are loaded where nothing is said: with what overwrites leave behind in buckets, and moving, that is
+	// less than what may be in use before writes go round the cache (B 1.6), so that what is measured is the cache.
+	rangePercent = 25
 )
 
 // DefaultRange sets the range that is loaded where there is none.

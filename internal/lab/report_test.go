@@ -50,6 +50,10 @@ func made() *Result {
 				x.Without = window(time.Millisecond, 10*time.Millisecond, 1000)
 				x.With = window(time.Millisecond, 5*time.Millisecond*slow*factor, 1000)
 				x.With.Collections = Collections{Completed: 2, Mean: 300 * ms, Max: Duration(round+1) * 100 * ms, Spans: []Span{{500 * ms, 800 * ms}, {1500 * ms, 1800 * ms}}}
+				if p == "classic" {
+					c := &x.With.Collections
+					c.Holds, c.HoldTotal, c.HoldMax = 10, 50*ms, Duration(round+7)*ms
+				}
 				x.With.Waits = []Wait{{"node read", 3, 2 * ms}, {"allocation", uint64(round + 1), 20 * ms}}
 				x.With.Work = Work{Sweeps: 2, NodesSwept: 2000, Verifications: 1, MovedBytes: 3 << 20, MaxLag: round}
 				x.With.Load = Served{Writes: 500, Declined: 50}
@@ -81,6 +85,9 @@ func TestRows(t *testing.T) {
 	}
 	if p := x.Percentiles[len(x.Percentiles)-1]; p.Percentile != 100 || p.With != 40*ms || p.Without != 10*ms {
 		t.Errorf("%+v", p)
+	}
+	if y := &r.Rows[2]; y.Holds != 30 || y.HoldMean != 5*ms || y.HoldMax != 9*ms {
+		t.Errorf("%d holds, %v, %v", y.Holds, y.HoldMean, y.HoldMax)
 	}
 	if y := &r.Rows[2]; y.Policy != "classic" || y.Max != (Ratio{200, 100, 400}) {
 		t.Errorf("%s: %+v", y.Policy, y.Max)
@@ -250,7 +257,7 @@ func TestChecksOfASetup(t *testing.T) {
 		"no depth is given":      func(s *Setup) { s.Depths = nil },
 		"a depth of 0":           func(s *Setup) { s.Depths = []int{0} },
 		"depth 4 is given twice": func(s *Setup) { s.Depths = []int{4, 4} },
-		"with only 102 blocks":   func(s *Setup) { s.CacheBytes = 1 << 20 },
+		"with only 63 blocks":    func(s *Setup) { s.CacheBytes = 1 << 20 },
 		"a range of 9":           func(s *Setup) { s.RangeBytes = 9 << 30 },
 		"a runtime of 1ms":       func(s *Setup) { s.Runtime = ms },
 		"collections every 0s":   func(s *Setup) { s.GCEvery = 0 },

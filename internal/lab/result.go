@@ -125,6 +125,9 @@ type Collections struct {
 	Mean       Duration `json:"mean_seconds"`
 	Max        Duration `json:"max_seconds"`
 	Nodes      uint64   `json:"nodes"` // seen by the last one that ended
+	Holds      uint64   `json:"holds"` // times that the gate was shut, so that requests waited
+	HoldTotal  Duration `json:"holds_total_seconds"`
+	HoldMax    Duration `json:"hold_max_seconds"` // since the set was opened
 	Spans      []Span   `json:"spans"`
 }
 
@@ -198,6 +201,9 @@ type Row struct {
 	Unasked        int      `json:"collections_unasked"`     // in those without: the set has begun them by itself
 	CollectionMean Duration `json:"collection_mean_seconds"` // over all
 	CollectionMax  Duration `json:"collection_max_seconds"`  // of all
+	Holds          uint64   `json:"holds"`                   // in the windows with collection, all rounds
+	HoldMean       Duration `json:"hold_mean_seconds"`       // over these
+	HoldMax        Duration `json:"hold_max_seconds"`        // of all
 	Waits          []Wait   `json:"waits"`                   // in the windows with collection, all rounds
 	Work           Work     `json:"work"`                    // the same
 	Declined       float64  `json:"declined_share"`          // of the writes
@@ -260,7 +266,7 @@ func makeRow(policy string, depth int, runs []*Run) Row {
 	row.P999 = ratio(runs, func(w *Window) float64 { return float64(w.Latency.P999) })
 	row.Max = ratio(runs, func(w *Window) float64 { return float64(w.Latency.Max) })
 
-	var total Duration
+	var total, held Duration
 	var writes, declined uint64
 	for _, x := range runs {
 		c := &x.With.Collections
@@ -268,6 +274,9 @@ func makeRow(policy string, depth int, runs []*Run) Row {
 		row.Unasked += x.Without.Collections.Completed
 		total += c.Mean * Duration(c.Completed)
 		row.CollectionMax = max(row.CollectionMax, c.Max)
+		row.Holds += c.Holds
+		held += c.HoldTotal
+		row.HoldMax = max(row.HoldMax, c.HoldMax)
 		row.Waits = addWaits(row.Waits, x.With.Waits)
 		row.Work = row.Work.plus(x.With.Work)
 		writes += x.With.Load.Writes
@@ -275,6 +284,9 @@ func makeRow(policy string, depth int, runs []*Run) Row {
 	}
 	if row.Collections > 0 {
 		row.CollectionMean = total / Duration(row.Collections)
+	}
+	if row.Holds > 0 {
+		row.HoldMean = held / Duration(row.Holds)
 	}
 	row.Declined = float64(declined) / float64(max(writes, 1))
 

@@ -27,7 +27,9 @@ func Measure(ctx context.Context, c Config) (*Result, error) {
 	r := &Result{Version: ResultVersion, Machine: ThisMachine(), Setup: c.Setup, Began: c.RT.WallTime(), Warnings: []string{}}
 	r.Machine.Simulated = c.RT.Simulated()
 	begin := c.RT.Now()
-	if busy := r.Machine.Load; busy > float64(r.Machine.CPUs)/2 && !r.Machine.Simulated {
+	if c.RT.Simulated() {
+		r.Machine.Load = 0 // of no account there, and the same run is to have the same result
+	} else if busy := r.Machine.Load; busy > float64(r.Machine.CPUs)/2 {
 		r.Warnings = append(r.Warnings, fmt.Sprintf("THE MACHINE WAS BUSY when this began (load average %.1f, with %d CPUs): others had a part in these figures", busy, r.Machine.CPUs))
 	}
 	l := &laboratory{Config: c, result: r, pool: blockdev.NewPool(blockdev.PoolOptions{})}
@@ -294,7 +296,8 @@ func (l *laboratory) window(ctx context.Context, b *bench, content *Content, out
 		Stage: "without collection", Policy: name.Policy, Depth: name.Depth, Round: name.Round, Step: l.step, Steps: l.steps,
 		Of: l.Runtime.Seconds(),
 	}
-	w := &watch{rt: l.RT, set: b.set, exact: name.Policy == "exact", begin: now, gc: b.set.GC(), stats: b.set.Stats()}
+	w := &watch{rt: l.RT, set: b.set, exact: name.Policy == "exact", begin: now, first: b.set.GC(), stats: b.set.Stats()}
+	w.gc = w.first
 	if name.Collecting {
 		w.force = time.Duration(l.GCEvery)
 		p.Stage = "with collection"

@@ -31,7 +31,8 @@ type watch struct {
 	force time.Duration // between the beginnings of two, at least; 0: only look
 	tick  func(now time.Duration, w *watch)
 
-	begin     time.Duration // of the window
+	begin     time.Duration   // of the window
+	first     ubcache.GCStats // at its beginning
 	gc        ubcache.GCStats
 	stats     ubcache.SetStats
 	completed int
@@ -154,6 +155,9 @@ func (w *watch) ended(n int, total, longest, from, now time.Duration) {
 // collections returns what was seen in the window that ends now.
 func (w *watch) collections(now time.Duration) Collections {
 	c := Collections{Completed: w.completed, Max: Duration(w.longest), Nodes: w.nodes, Spans: w.spans}
+	if !w.exact {
+		c.Holds, c.HoldTotal, c.HoldMax = w.gc.Holds-w.first.Holds, Duration(w.gc.TotalHold-w.first.TotalHold), Duration(w.gc.LongestHold)
+	}
 	if w.completed > 0 {
 		c.Mean = Duration(w.total / time.Duration(w.completed))
 	}

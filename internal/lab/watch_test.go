@@ -40,6 +40,9 @@ func (s *fakeSet) collect(d time.Duration) {
 		s.gc.Running = false
 		s.gc.Collections++
 		s.gc.Last, s.gc.Total, s.gc.Nodes = d, s.gc.Total+d, 55
+		s.gc.Holds += 4
+		s.gc.TotalHold += d / 2
+		s.gc.LongestHold = max(s.gc.LongestHold, d/4)
 	})
 }
 
@@ -110,6 +113,9 @@ func TestWatchSeesCollections(t *testing.T) {
 	}
 	if len(s.asked) != 4 || !near(Duration(s.asked[2]), 7*time.Second) {
 		t.Errorf("asked at %v", s.asked)
+	}
+	if c.Holds != 12 || c.HoldTotal != Duration(2250*time.Millisecond) || c.HoldMax != Duration(750*time.Millisecond) {
+		t.Errorf("%d holds, %v, at most %v", c.Holds, c.HoldTotal, c.HoldMax)
 	}
 	if s.verified != 0 {
 		t.Error("the counts are verified under a policy of collections")
