@@ -179,7 +179,7 @@ const (
 // DefaultRange sets the range that is loaded where there is none.
 func (s *Setup) DefaultRange() {
 	if s.RangeBytes == 0 && s.BlockBytes > 0 {
-		s.RangeBytes = min(s.BackingBytes, s.CacheBytes/100*rangePercent) / int64(s.BlockBytes) * int64(s.BlockBytes)
+		s.RangeBytes = min(s.BackingBytes, s.CacheBytes*rangePercent/100) / int64(s.BlockBytes) * int64(s.BlockBytes)
 	}
 }
 

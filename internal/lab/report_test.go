@@ -257,7 +257,7 @@ func TestChecksOfASetup(t *testing.T) {
 		"no depth is given":      func(s *Setup) { s.Depths = nil },
 		"a depth of 0":           func(s *Setup) { s.Depths = []int{0} },
 		"depth 4 is given twice": func(s *Setup) { s.Depths = []int{4, 4} },
-		"with only 63 blocks":    func(s *Setup) { s.CacheBytes = 1 << 20 },
+		"with only 64 blocks":    func(s *Setup) { s.CacheBytes = 1 << 20 },
 		"a range of 9":           func(s *Setup) { s.RangeBytes = 9 << 30 },
 		"a runtime of 1ms":       func(s *Setup) { s.Runtime = ms },
 		"collections every 0s":   func(s *Setup) { s.GCEvery = 0 },
