@@ -52,6 +52,8 @@ type mover struct {
 	left   uint64   // sectors in marked buckets that have not been seen yet
 	moved  uint64   // sectors, in this pass
 
+	pressing bool // in this pass
+
 	list    []piece
 	sectors uint64
 	in      Insertion
@@ -127,7 +129,7 @@ func (s *Set) planMoveLocked() (p movePlan, due bool) {
 		return p, false
 	}
 	used := s.table.InUse()
-	if s.opt.Restless || s.needSpace > 0 {
+	if s.needSpace > 0 {
 		used = 100
 	}
 	var step moveStep
@@ -137,6 +139,9 @@ func (s *Set) planMoveLocked() (p movePlan, due bool) {
 		}
 	}
 	p.pressing = step.pressing
+	if s.opt.Restless {
+		step = moveSteps[len(moveSteps)-1]
+	}
 	least := uint64(0)
 	if step.gain > 0 {
 		least = uint64(s.table.NBuckets()) / uint64(step.gain)
@@ -173,6 +178,7 @@ func (s *Set) moveRoomLocked() uint64 {
 // pass moves the dirty data of the emptiest buckets, and returns how many buckets more there are with none than before.
 func (m *mover) pass(p movePlan) (freed int, err error) {
 	s := m.set
+	m.pressing = p.pressing
 	if m.io == nil {
 		io, err := blockdev.NewIO(s.dev, moveDepth)
 		if err != nil {
@@ -195,6 +201,8 @@ func (m *mover) pass(p movePlan) (freed int, err error) {
 	s.mu.Unlock()
 	return emptied - int(m.moved/uint64(s.geo.BucketSectors)), err
 }
+
+func (m *mover) hurryLocked() bool { return m.pressing }
 
 // emptied counts the marked buckets that have nothing dirty any more.
 func (m *mover) emptied() (n int) {
@@ -265,7 +273,7 @@ func (m *mover) volume(inode uint32, pressing bool) error {
 			}
 		}
 		if !miss.IsZero() {
-			if err := s.ReadNode(miss); err != nil {
+			if err := s.readNode(miss, m.hurryLocked, nil); err != nil {
 				return err
 			}
 		}
@@ -322,7 +330,8 @@ func (m *mover) moveOver() error {
 	defer buf.Release()
 	m.each(len(m.list), func(i int) error {
 		x := &m.list[i]
-		return m.io.ReadAt(buf.Data[x.at*ondisk.SectorSize:][:uint64(x.key.Size())*ondisk.SectorSize], int64(x.key.P[0].Sector())*ondisk.SectorSize)
+		p := buf.Data[x.at*ondisk.SectorSize:][:uint64(x.key.Size())*ondisk.SectorSize]
+		return s.gently(p, int64(x.key.P[0].Sector())*ondisk.SectorSize, m.hurryLocked, m.io.ReadAt)
 	})
 	unread := 0
 	for i := range m.list {
@@ -333,7 +342,9 @@ func (m *mover) moveOver() error {
 	full := m.place()
 	m.each(len(m.runs), func(i int) error {
 		r := &m.runs[i]
-		return m.io.WriteAt(buf.Data[r.at*ondisk.SectorSize:][:r.sectors*ondisk.SectorSize], int64(r.to.Sector())*ondisk.SectorSize, 0)
+		p := buf.Data[r.at*ondisk.SectorSize:][:r.sectors*ondisk.SectorSize]
+		write := func(p []byte, off int64) error { return m.io.WriteAt(p, off, 0) }
+		return s.gently(p, int64(r.to.Sector())*ondisk.SectorSize, m.hurryLocked, write)
 	})
 	failed := errors.Join(m.err...)
 	in := &m.in

@@ -24,23 +24,25 @@ const (
 // ReadNode reads a node that the tree names and has not got in memory, or waits for whoever is reading it. The
 // caller looks again: the node may have come, or have been replaced meanwhile. No lock may be held. An error is that
 // of the device, or matches ondisk.ErrCorrupt.
-func (s *Set) ReadNode(ref btree.Ref) error { return s.readNode(ref, nil) }
+func (s *Set) ReadNode(ref btree.Ref) error { return s.readNode(ref, nil, nil) }
 
 // ReadNodeRequest is ReadNode on behalf of a request.
 func (s *Set) ReadNodeRequest(ref btree.Ref) error {
 	begin := s.rt.Now()
-	err := s.readNode(ref, nil)
+	err := s.readNode(ref, always, nil)
 	s.stalls.add(StallNode, s.rt.Now()-begin)
 	return err
 }
 
 // readNode is ReadNode. A node that it has read is shown to seen, if that is not nil, before anything can make it go
-// again, with the lock held.
-func (s *Set) readNode(ref btree.Ref, seen func()) error {
+// again, with the lock held. If gentle is not nil the node is read gently, as long as it returns false and nobody else wants
+// that node.
+func (s *Set) readNode(ref btree.Ref, gentle func() bool, seen func()) error {
 	b := s.bucketOf(ref.Ptr)
 	s.mu.Lock()
 	s.awaitBucketsLocked()
 	if _, ok := s.loading[b]; ok {
+		s.loading[b] = s.loading[b] || gentle == nil
 		for ok {
 			s.changed.Wait()
 			_, ok = s.loading[b]
@@ -52,10 +54,10 @@ func (s *Set) readNode(ref btree.Ref, seen func()) error {
 		s.mu.Unlock()
 		return err
 	}
-	s.loading[b] = struct{}{}
+	s.loading[b] = false
 	s.mu.Unlock()
 
-	n, err := s.fetch(ref)
+	n, err := s.fetch(ref, gentle)
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -82,11 +84,12 @@ func (s *Set) missesLocked(ref btree.Ref) bool {
 }
 
 // fetch reads and parses a node.
-func (s *Set) fetch(ref btree.Ref) (*btree.Node, error) {
+func (s *Set) fetch(ref btree.Ref, gentle func() bool) (*btree.Node, error) {
 	buf := s.pool.Get(int(ref.Sectors) * 512)
 	defer buf.Release()
 	var n *btree.Node
-	err := s.io.ReadAt(buf.Data, int64(ref.Ptr.Sector())*512)
+	hurry := func() bool { return gentle == nil || gentle() || s.loading[s.bucketOf(ref.Ptr)] }
+	err := s.gently(buf.Data, int64(ref.Ptr.Sector())*512, hurry, s.io.ReadAt)
 	if err == nil {
 		n, err = btree.Parse(&s.geo, ref, buf.Data)
 		if err != nil && n != nil && s.tornNode(ref) {
@@ -206,7 +209,7 @@ func (s *Set) appendTo(n *btree.Node) (btree.Outcome, error) {
 	s.mu.Unlock()
 
 	buf := s.pool.Get(a.Bytes())
-	err := s.put(a.Encode(buf.Data, s.info.LogicalBlock))
+	err := s.put(a.Encode(buf.Data, s.info.LogicalBlock), always)
 	buf.Release()
 	if err != nil {
 		return btree.Done, err
@@ -230,28 +233,29 @@ func (s *Set) releaseLocked() {
 // put carries out the writes of a node, in order. A write that fails is repeated, with the same bytes; a flush is not: the
 // device may say once only that it has lost what the node's keys point to. Nor would a write with FUA be, so what has to
 // be durable is written, then flushed.
-func (s *Set) put(list []btree.Write) (err error) {
+func (s *Set) put(list []btree.Write, hurry func() bool) (err error) {
 	for try := range writeTries {
 		if try > 0 {
 			s.log.Warn("a write of a btree node failed and is repeated", "set", s.UUID().String(), "err", err)
 			s.rt.Sleep(retryPause)
 		}
 		var again bool
-		if again, err = s.putOnce(list); !again {
+		if again, err = s.putOnce(list, hurry); !again {
 			return err
 		}
 	}
 	return err
 }
 
-func (s *Set) putOnce(list []btree.Write) (again bool, err error) {
+func (s *Set) putOnce(list []btree.Write, hurry func() bool) (again bool, err error) {
 	for _, w := range list {
 		if w.Flush {
 			if err := s.io.Flush(); err != nil {
 				return false, err
 			}
 		}
-		if err := s.io.WriteAt(w.Data, w.Off, 0); err != nil {
+		write := func(p []byte, off int64) error { return s.io.WriteAt(p, off, 0) }
+		if err := s.gently(w.Data, w.Off, hurry, write); err != nil {
 			return true, err
 		}
 		if w.FUA {

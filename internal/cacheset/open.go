@@ -91,7 +91,7 @@ func newSet(dev blockdev.Device, o Options) *Set {
 	o.Buckets.Broken |= o.Broken.buckets()
 	s := &Set{
 		rt: blockdev.RuntimeOf(dev), log: o.Logger, dev: dev, info: dev.Info(), opt: o,
-		pool: blockdev.NewPool(blockdev.PoolOptions{}), loading: map[uint32]struct{}{}, torn: map[ondisk.Ptr]bool{},
+		pool: blockdev.NewPool(blockdev.PoolOptions{}), loading: map[uint32]bool{}, torn: map[ondisk.Ptr]bool{},
 		noMove: o.noMove, claimed: map[ondisk.UUID]bool{}, backed: map[uint32]uint64{},
 	}
 	if s.log == nil {
@@ -103,6 +103,7 @@ func newSet(dev blockdev.Device, o Options) *Set {
 	s.work.Init(&s.mu)
 	s.chore.Init(&s.mu)
 	s.lagging.Init(&s.mu)
+	s.lane.Init(s.rt, 1)
 	s.changed.Init(&s.mu)
 	s.refill.Init(&s.mu)
 	s.ready.Init(&s.mu)

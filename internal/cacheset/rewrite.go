@@ -61,7 +61,7 @@ func (s *Set) replace(must bool, victims ...*btree.Node) (done bool, err error) 
 		for j := range list {
 			list[j].FUA = false // one flush for all
 		}
-		err := s.put(list)
+		err := s.put(list, func() bool { return must })
 		buf.Release()
 		if err != nil {
 			return false, err // the set stops: nobody refers to the copy

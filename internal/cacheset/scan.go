@@ -167,7 +167,7 @@ func (s *Set) recountDirty() error {
 
 // readEarly reads a node before the set runs.
 func (s *Set) readEarly(ref btree.Ref) error {
-	n, err := s.fetch(ref)
+	n, err := s.fetch(ref, nil)
 	if err != nil {
 		return err
 	}

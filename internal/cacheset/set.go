@@ -133,25 +133,27 @@ type Set struct {
 	stop    context.Context // ends when the set is closed
 	cancel  context.CancelFunc
 
-	loading  map[uint32]struct{} // buckets of nodes that are being read
-	torn     map[ondisk.Ptr]bool // nodes whose last append was torn, and does without
-	jobs     []*btree.Node       // nodes to write
-	work     rt.Cond             // for the writers
-	busy     int                 // writers and tidiers at work
-	changed  rt.Cond             // a node was read, written, rewritten or let go
-	aging    []aged              // nodes with keys that are not on the disk, in the order in which they became so
-	chores   []chore             // for the tidiers
-	chore    rt.Cond             // chores have come, or are done
-	lagging  rt.Cond             // for the sweeper
-	tidying  int                 // tidiers at work
-	emptied  int                 // keys that went since the last sweep began, and left nothing in their place
-	serving  bool                // the replay is over
-	index    IndexSize           // as the last sweep has found it
-	refill   rt.Cond             // for the refiller
-	ready    rt.Cond             // buckets are ready, or room is
-	batching bool                // a batch of buckets is on its way to the disk
-	needMeta int                 // who waits for a bucket for metadata
-	dead     rt.Cond             // a slot was retired
+	loading map[uint32]bool     // buckets of nodes that are being read; true: somebody waits
+	lane    rt.Semaphore        // see gently
+	torn    map[ondisk.Ptr]bool // nodes whose last append was torn, and does without
+	jobs    []*btree.Node       // nodes to write
+	work    rt.Cond             // for the writers
+	busy    int                 // writers and tidiers at work
+	changed rt.Cond             // a node was read, written, rewritten or let go
+	aging   []aged              // nodes with keys that are not on the disk, in the order in which they became so
+	chores  []chore             // for the tidiers
+	chore   rt.Cond             // chores have come, or are done
+	lagging rt.Cond             // for the sweeper
+
+	tidying  int       // tidiers at work
+	emptied  int       // keys that went since the last sweep began, and left nothing in their place
+	serving  bool      // the replay is over
+	index    IndexSize // as the last sweep has found it
+	refill   rt.Cond   // for the refiller
+	ready    rt.Cond   // buckets are ready, or room is
+	batching bool      // a batch of buckets is on its way to the disk
+	needMeta int       // who waits for a bucket for metadata
+	dead     rt.Cond   // a slot was retired
 	verify   verifier
 	gc       collector
 	gate     *gate         // while a policy collects; nil: nobody is kept out

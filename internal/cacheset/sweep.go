@@ -175,7 +175,7 @@ func (s *Set) sweepNodesLocked(w *walk) error {
 			pause := s.paceLocked(w)
 			w.reading = true
 			s.mu.Unlock()
-			err := s.ReadNode(miss)
+			err := s.readNode(miss, func() bool { return s.hurryLocked(w) }, nil)
 			if err == nil && pause > 0 {
 				err = s.rest(pause)
 			}

@@ -203,7 +203,7 @@ func (s *Set) verifyRest(w *count, miss btree.Ref) error {
 	if miss.IsZero() {
 		return s.verifyYield()
 	}
-	if err := s.readNode(miss, func() { w.stepLocked() }); err != nil {
+	if err := s.readNode(miss, never, func() { w.stepLocked() }); err != nil {
 		return err
 	}
 	return s.rest(time.Duration(miss.Sectors) * ondisk.SectorSize * time.Second / verifyRate)

@@ -1,0 +1,272 @@
+package ubcache
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/ubcache/ubcache/internal/blockdev"
+	"github.com/ubcache/ubcache/internal/offline"
+	"github.com/ubcache/ubcache/internal/rt"
+)
+
+// A pressure is what a cache set is put under: a flash-only volume, all of it written, in blocks of 4 KiB of which no two are
+// one extent, that clients read and write at random without pause, each its own blocks, whose content they know.
+type pressure struct {
+	rt       *rt.Runtime
+	set      *CacheSet
+	v        *Volume
+	versions []uint64
+
+	lat     []time.Duration
+	longest time.Duration // between two completions
+	last    time.Duration
+	failed  error
+}
+
+const pressureBlock = 4096
+
+// pressed is the geometry of case 16: buckets of 64 KiB.
+const pressedBucket = 64 << 10
+
+// newPressure formats dev, opens a set and fills a volume of so many blocks.
+func newPressure(dev blockdev.Device, o Options, blocks int) (*pressure, error) {
+	ctx := context.Background()
+	if _, err := offline.Format(ctx, offline.FormatOptions{Cache: dev, Bucket: pressedBucket, Block: pressureBlock}); err != nil {
+		return nil, err
+	}
+	o.CacheDevice = dev
+	set, err := Open(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	p := &pressure{rt: blockdev.RuntimeOf(dev), set: set, versions: make([]uint64, blocks)}
+	if _, err = set.CreateFlash(ctx, "flash", int64(blocks)*pressureBlock); err == nil {
+		err = p.openVolume()
+	}
+	if err != nil {
+		return nil, errors.Join(err, set.Close(ctx))
+	}
+	order := rand.New(rand.NewPCG(16, 16)).Perm(blocks)
+	const fillers = 32
+	p.each(fillers, func(c int, buf []byte) error {
+		for i := c; i < blocks; i += fillers {
+			if err := p.write(order[i], buf); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if p.failed != nil {
+		return nil, errors.Join(p.failed, set.Close(ctx))
+	}
+	return p, nil
+}
+
+func (p *pressure) openVolume() (err error) {
+	p.v, err = p.set.OpenVolume(context.Background(), VolumeOptions{Name: "flash", Flash: "flash"})
+	return err
+}
+
+// each runs fn for so many clients beside one another.
+func (p *pressure) each(clients int, fn func(c int, buf []byte) error) {
+	var group rt.WaitGroup
+	group.Init(p.rt)
+	errs := make([]error, clients)
+	for c := range clients {
+		group.Go("client", func() { errs[c] = fn(c, make([]byte, pressureBlock)) })
+	}
+	group.Wait()
+	p.failed = errors.Join(p.failed, errors.Join(errs...))
+}
+
+func fillPressed(buf []byte, block int, version uint64) {
+	copy(buf, pattern(int64(block)*pressureBlock, len(buf), version))
+}
+
+func (p *pressure) write(block int, buf []byte) error {
+	p.versions[block]++
+	fillPressed(buf, block, p.versions[block])
+	return p.v.WriteAt(context.Background(), buf, int64(block)*pressureBlock, 0)
+}
+
+func (p *pressure) check(block int, buf []byte) error {
+	if err := p.v.ReadAt(context.Background(), buf, int64(block)*pressureBlock); err != nil {
+		return err
+	}
+	if !bytes.Equal(buf, pattern(int64(block)*pressureBlock, len(buf), p.versions[block])) {
+		return fmt.Errorf("block %d reads as %x", block, buf[:16])
+	}
+	return nil
+}
+
+// run has clients read and write, half and half, until so many requests were made or the time is over, and keeps how long
+// each took.
+func (p *pressure) run(clients, requests int, long time.Duration) {
+	var mu rt.Mutex
+	mu.Init(p.rt)
+	p.lat, p.longest, p.last = make([]time.Duration, 0, requests), 0, p.rt.Now()
+	end := p.rt.Now() + long
+	p.each(clients, func(c int, buf []byte) error {
+		rng := rand.New(rand.NewPCG(uint64(c), uint64(clients)))
+		own := len(p.versions) / clients
+		var lat []time.Duration
+		for range requests / clients {
+			if p.rt.Now() >= end {
+				break
+			}
+			block := c*own + rng.IntN(own)
+			begin := p.rt.Now()
+			var err error
+			if rng.IntN(2) == 0 {
+				err = p.check(block, buf)
+			} else {
+				err = p.write(block, buf)
+			}
+			if err != nil {
+				return err
+			}
+			now := p.rt.Now()
+			lat = append(lat, now-begin)
+			mu.Lock()
+			p.longest, p.last = max(p.longest, now-p.last), now
+			mu.Unlock()
+		}
+		mu.Lock()
+		p.lat = append(p.lat, lat...)
+		mu.Unlock()
+		return nil
+	})
+	slices.Sort(p.lat)
+}
+
+// at returns the latency that so many of 1000 requests did not exceed.
+func (p *pressure) at(perMille float64) time.Duration {
+	return p.lat[min(int(perMille*float64(len(p.lat))/1000), len(p.lat)-1)]
+}
+
+func (p *pressure) String() string {
+	return fmt.Sprintf("%d requests, p50 %v, p99 %v, p99.9 %v, most %v, longest gap %v", len(p.lat), p.at(500), p.at(990), p.at(999),
+		p.at(1000), p.longest)
+}
+
+// reread opens the set again and reads all of the volume.
+func (p *pressure) reread(dev blockdev.Device) (err error) {
+	ctx := context.Background()
+	if err := p.set.Close(ctx); err != nil {
+		return err
+	}
+	if err := checkCache(dev); err != nil {
+		return err
+	}
+	if p.set, err = Open(ctx, Options{CacheDevice: dev}); err != nil {
+		return err
+	}
+	if err := p.openVolume(); err != nil {
+		return err
+	}
+	const readers = 16
+	p.each(readers, func(c int, buf []byte) error {
+		for i := c; i < len(p.versions); i += readers {
+			if err := p.check(i, buf); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return p.failed
+}
+
+// checkCache looks at a cache device with the offline checker.
+func checkCache(dev blockdev.Device) error {
+	s, _, err := offline.Check(context.Background(), dev, nil, offline.CheckOptions{})
+	if s != nil {
+		defer s.Close()
+	}
+	if err != nil {
+		return err
+	}
+	for _, f := range s.Report.Findings() {
+		if f.Severity > offline.Harmless {
+			return fmt.Errorf("check: %s", f.String())
+		}
+	}
+	return nil
+}
+
+// simulatePressure runs fn on a set in simulated time, on a device of that kind.
+func simulatePressure(t *testing.T, l blockdev.Latency, buckets, blocks int, o Options, fn func(p *pressure, dev blockdev.Device) error) {
+	t.Helper()
+	if raced && testing.Short() {
+		t.Skip("the race detector sees nothing in a simulation; without it this runs")
+	}
+	s := rt.NewSim(16)
+	s.Limit = 10 * time.Hour
+	o.RuntimeDir = t.TempDir()
+	var failed error
+	err := s.Run(func() {
+		m, err := blockdev.Memory(int64(buckets)*pressedBucket, blockdev.MemoryOptions{Runtime: s.Runtime()})
+		if err != nil {
+			panic(err)
+		}
+		defer m.Close()
+		dev := blockdev.NewDelaying(m, l)
+		p, err := newPressure(dev, o, blocks)
+		if err != nil {
+			failed = err
+			return
+		}
+		failed = errors.Join(fn(p, dev), p.failed, p.set.Close(context.Background()))
+	})
+	if err := errors.Join(err, failed); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// done is what work in the background has done.
+func (p *pressure) done() string {
+	s := p.set.Stats()
+	return fmt.Sprintf("%d sweeps, %d nodes swept, %d coalesced, %d rewritten, %d verifications, %d MiB moved", s.Sweeps, s.NodesSwept, s.NodesCoalesced,
+		s.NodesStale, s.Verifications, s.MovedBytes>>20)
+}
+
+// With sweeps, verifier, maintenance and moving that never rest, 999 of 1000 requests are as fast as without, to a tenth
+// (B 9.12). The device is like a SATA SSD.
+func TestBackgroundWorkIsNotFelt(t *testing.T) {
+	ssd, err := blockdev.LatencyPreset("ssd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, clients := range []int{1, 128} {
+		t.Run(fmt.Sprint(clients), func(t *testing.T) {
+			var p999 [2]time.Duration
+			for i, restless := range []bool{false, true} {
+				simulatePressure(t, ssd, 8192, 20_000, Options{restless: restless, NodeCache: 1 << 20}, func(p *pressure, _ blockdev.Device) error {
+					if !restless {
+						p.set.set.SetMoving(false)
+					}
+					p.run(clients, 60_000+1000*clients, time.Hour)
+					if p.failed != nil {
+						return nil
+					}
+					t.Logf("restless %v: %v; %s", restless, p, p.done())
+					p999[i] = p.at(999)
+					if s := p.set.Stats(); restless && (s.Sweeps < 3 || s.NodesCoalesced == 0 || s.Verifications < 3 || s.MovedBytes == 0) {
+						return errors.New("not all was at work")
+					}
+					return nil
+				})
+			}
+			ratio := float64(p999[1]) / float64(p999[0])
+			t.Logf("p99.9 is %.3f of what it is without", ratio)
+			if ratio > 1.1 {
+				t.Errorf("p99.9 is %.3f of what it is without", ratio)
+			}
+		})
+	}
+}
