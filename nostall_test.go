@@ -161,9 +161,6 @@ func (p *pressure) reread(dev blockdev.Device) (err error) {
 	if err := p.set.Close(ctx); err != nil {
 		return err
 	}
-	if err := checkCache(dev); err != nil {
-		return err
-	}
 	if p.set, err = Open(ctx, Options{CacheDevice: dev}); err != nil {
 		return err
 	}
@@ -208,13 +205,13 @@ func simulatePressure(t *testing.T, l blockdev.Latency, buckets, blocks int, o O
 	s := rt.NewSim(16)
 	s.Limit = 10 * time.Hour
 	o.RuntimeDir = t.TempDir()
+	m, err := blockdev.Memory(int64(buckets)*pressedBucket, blockdev.MemoryOptions{Runtime: s.Runtime()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
 	var failed error
-	err := s.Run(func() {
-		m, err := blockdev.Memory(int64(buckets)*pressedBucket, blockdev.MemoryOptions{Runtime: s.Runtime()})
-		if err != nil {
-			panic(err)
-		}
-		defer m.Close()
+	err = s.Run(func() {
 		dev := blockdev.NewDelaying(m, l)
 		p, err := newPressure(dev, o, blocks)
 		if err != nil {
@@ -224,6 +221,10 @@ func simulatePressure(t *testing.T, l blockdev.Latency, buckets, blocks int, o O
 		failed = errors.Join(fn(p, dev), p.failed, p.set.Close(context.Background()))
 	})
 	if err := errors.Join(err, failed); err != nil {
+		t.Fatal(err)
+	}
+	m.SetRuntime(rt.New())
+	if err := checkCache(m); err != nil {
 		t.Fatal(err)
 	}
 }
