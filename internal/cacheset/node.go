@@ -29,7 +29,7 @@ func (s *Set) ReadNode(ref btree.Ref) error { return s.readNode(ref, nil, nil) }
 // ReadNodeRequest is ReadNode on behalf of a request.
 func (s *Set) ReadNodeRequest(ref btree.Ref) error {
 	begin := s.rt.Now()
-	err := s.readNode(ref, always, nil)
+	err := s.readNode(ref, nil, nil)
 	s.stalls.add(StallNode, s.rt.Now()-begin)
 	return err
 }

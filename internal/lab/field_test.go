@@ -214,16 +214,16 @@ func raw(t *testing.T, m Model, reads, size, depth, n int) (readRate, writeRate 
 }
 
 // near reports whether a number is within a part of what it should be.
-func near(got, want, part float64) bool { return math.Abs(got-want) <= want*part }
+func within(got, want, part float64) bool { return math.Abs(got-want) <= want*part }
 
 // The models give what was measured on the raw devices, and that is all that they are made from.
 func TestModelsGiveTheRawFigures(t *testing.T) {
 	_, _, mean, _ := raw(t, localSSD(), 100, 8*kib, 1, 5000)
-	if !near(float64(mean), 106_640, 0.01) {
+	if !within(float64(mean), 106_640, 0.01) {
 		t.Errorf("a read of 8 KiB takes %v, reported 106.64 us", mean)
 	}
 	reads, writes, _, _ := raw(t, localSSD(), 25, 8*kib, 12, 60_000)
-	if !near(reads, 14_100, 0.05) || !near(writes, 42_200, 0.05) {
+	if !within(reads, 14_100, 0.05) || !within(writes, 42_200, 0.05) {
 		t.Errorf("%.0f reads and %.0f writes a second, reported 14.1k and 42.2k", reads, writes)
 	}
 	for _, c := range []struct {
@@ -241,7 +241,7 @@ func TestModelsGiveTheRawFigures(t *testing.T) {
 				over++
 			}
 		}
-		if !near(float64(mean), float64(c.mean), 0.05) || !near(rate, c.rate, 0.06) || !near(float64(over), float64(len(took))/100, 0.1) {
+		if !within(float64(mean), float64(c.mean), 0.05) || !within(rate, c.rate, 0.06) || !within(float64(over), float64(len(took))/100, 0.1) {
 			t.Errorf("%s: mean %v, %.0f a second, %d of %d took more than %v", c.m.Name, mean, rate, over, len(took), c.p99)
 		}
 	}
