@@ -18,7 +18,11 @@ type progress struct {
 	bar   *progressbar.ProgressBar
 	last  time.Time
 	stage string
+	fd    int // of the terminal
 }
+
+// barRoom is what the bar and its figures take of a line, in columns.
+const barRoom = 66
 
 const progressEvery = 10 * time.Second
 
@@ -33,7 +37,7 @@ func newProgress(env *environment, what string, bytes bool) *progress {
 		if bytes {
 			o = append(o, progressbar.OptionShowBytes(true))
 		}
-		p.bar = progressbar.NewOptions64(1, o...)
+		p.bar, p.fd = progressbar.NewOptions64(1, o...), int(f.Fd())
 	}
 	return p
 }
@@ -59,6 +63,10 @@ func (p *progress) set(done, of int64) {
 // each stage has at least one line.
 func (p *progress) say(line, stage string, share float64) {
 	if p.bar != nil {
+		if columns, _, err := term.GetSize(p.fd); err == nil { // a line that is broken is not overwritten
+			r := []rune(line)
+			line = string(r[:min(len(r), max(columns-barRoom, 0))])
+		}
 		p.bar.Describe(line)
 		p.set(int64(100*share), 100)
 		return
