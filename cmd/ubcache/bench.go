@@ -44,6 +44,7 @@ type benchFlags struct {
 	logMax       bool
 
 	json, html, png string
+	preset          string
 
 	devices          deviceFlags
 	dir              string
@@ -83,6 +84,7 @@ func newBenchGCCommand(env *environment) *cobra.Command {
 	fl.StringVar(&f.json, "json", "", "write all that was measured to `FILE` as JSON, times in seconds, sizes in bytes")
 	fl.StringVar(&f.html, "html", "", "write a page with charts to `FILE`, which needs nothing from elsewhere")
 	fl.StringVar(&f.png, "png", "", "write the charts to `FILE` as a picture")
+	fl.StringVar(&f.preset, "preset", "", "make an experiment again that was reported of the kernel, in simulated time: `NAME` is\n"+strings.Join(presetNames(), ", ")+".\nOf the other options it takes --policy, --json, --html, --png and --seed")
 	f.devices.add(cmd, roleCache, roleOneBacking)
 	fl.StringVar(&f.dir, "dir", "", "use files in `FOLDER`, made for each round and removed after it")
 	fl.StringVar(&s.DeviceModel, "device-model", "", "make the devices as slow as `MODEL` says, on top of what they are: nvme, ssd, hdd, network,\nor CACHE,BACKING for a different one each")
@@ -110,10 +112,15 @@ is not on the disk yet is kept in memory, as "serve" does.
 The devices are memory, of which only what is written is taken; with --dir, files; or with --cache and --backing, real ones: these
 are formatted before every round, and WHAT THEY HOLD IS LOST. Devices that carry something are refused, as "format" does.
 
+With --preset it is one of the experiments that were reported of the kernel instead, with the devices as models and metadata
+alone stored: the engine is the same, and time is simulated. The report has each figure that was reported beside ours. A
+policy takes up to twenty minutes, and up to 16 GB of memory.
+
 An interruption (Ctrl-C, SIGTERM) prints the report of what was measured by then.`,
 		example: `
 ubcache bench gc --policy exact,classic,paced --runtime 20s --html report.html --png report.png
 ubcache bench gc --bucket 8k --nodes 1500 --rw randrw --iodepth 128 --device-model nvme,network
+ubcache bench gc --preset field-375g --policy classic,paced,exact --png field-375g.png
 ubcache bench gc --policy exact --rounds 1 --lat-log /tmp/gc --log-avg-ms 100 --log-max`,
 		exit: map[int]string{
 			exitFailed: "failed, or wrong data was read; what was measured before is printed", exitRefused: exitWords[exitRefused],
@@ -183,20 +190,19 @@ func (f *benchFlags) real() bool { return f.devices.Cache != "" }
 // run measures, and writes the reports.
 func (f *benchFlags) run(cmd *cobra.Command, env *environment) (err error) {
 	ctx := cmd.Context()
+	if f.preset != "" {
+		return f.runPreset(cmd, env)
+	}
 	if err := f.fill(cmd); err != nil {
 		return err
 	}
 	var files reportFiles
 	defer func() { err = errors.Join(err, files.abandon()) }()
-	for _, r := range []struct {
-		path  string
-		write func(*lab.Result, io.Writer) error
-	}{{f.json, (*lab.Result).WriteJSON}, {f.html, (*lab.Result).WriteHTML}, {f.png, (*lab.Result).WritePNG}} {
-		if r.path != "" {
-			if err := files.add(r.path, r.write); err != nil {
-				return err
-			}
-		}
+	var result *lab.Result
+	err = f.addReports(&files, func(w io.Writer) error { return result.WriteJSON(w) }, func(w io.Writer) error { return result.WriteHTML(w) },
+		func(w io.Writer) error { return result.WritePNG(w) })
+	if err != nil {
+		return err
 	}
 	if f.latLog != "" {
 		if _, err := os.Stat(filepath.Dir(f.latLog)); err != nil {
@@ -220,14 +226,14 @@ func (f *benchFlags) run(cmd *cobra.Command, env *environment) (err error) {
 	fmt.Fprintf(env.stderr, "%d windows of %v, %v without the fills; Ctrl-C ends it with what was measured by then\n",
 		windows, f.runtime, windows*f.runtime)
 	c.Progress = func(x lab.Progress) { p.say(x.Line(), x.Stage+x.Policy, x.Share()) }
-	result, err := lab.Measure(ctx, c)
+	result, err = lab.Measure(ctx, c)
 	p.end()
 	if result == nil {
 		return err
 	}
 	if len(result.Rows) > 0 {
 		werr := result.WriteText(env.stdout)
-		err = errors.Join(err, werr, files.write(result))
+		err = errors.Join(err, werr, files.write())
 	}
 	var rule *offline.FormatRuleError
 	switch {
@@ -239,6 +245,21 @@ func (f *benchFlags) run(cmd *cobra.Command, env *environment) (err error) {
 		return partialErrorf("interrupted: %d of %d windows were measured", 2*len(result.Runs), windows)
 	}
 	return err
+}
+
+// addReports prepares the files that were asked for.
+func (f *benchFlags) addReports(files *reportFiles, json, html, png func(w io.Writer) error) error {
+	for _, r := range []struct {
+		path  string
+		write func(w io.Writer) error
+	}{{f.json, json}, {f.html, html}, {f.png, png}} {
+		if r.path != "" {
+			if err := files.add(r.path, r.write); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // log makes the maker of latency logs, nil if there are none to be.
@@ -324,10 +345,10 @@ type reportFile struct {
 	path  string
 	f     *os.File
 	part  string // its name until it is whole; "": written in place
-	write func(*lab.Result, io.Writer) error
+	write func(w io.Writer) error
 }
 
-func (l *reportFiles) add(path string, write func(*lab.Result, io.Writer) error) (err error) {
+func (l *reportFiles) add(path string, write func(w io.Writer) error) (err error) {
 	r := &reportFile{path: path, write: write}
 	if st, serr := os.Stat(path); serr == nil && st.IsDir() {
 		return fmt.Errorf("%s is a folder", path)
@@ -344,10 +365,10 @@ func (l *reportFiles) add(path string, write func(*lab.Result, io.Writer) error)
 }
 
 // write writes all, and gives them their names.
-func (l *reportFiles) write(result *lab.Result) error {
+func (l *reportFiles) write() error {
 	var errs []error
 	for _, r := range *l {
-		err := r.write(result, r.f)
+		err := r.write(r.f)
 		if cerr := r.f.Close(); err == nil {
 			err = cerr
 		}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"image/png"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -280,5 +281,21 @@ func TestField(t *testing.T) {
 		if err := errors.Join(r.WriteJSON(&b), os.WriteFile(file, b.Bytes(), 0o666)); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// The page needs nothing from elsewhere, and the picture is one.
+func TestFieldPictureAndPage(t *testing.T) {
+	r := mustRun(t, tiny(t))
+	var page, picture bytes.Buffer
+	if err := errors.Join(r.WriteHTML(&page), r.WritePNG(&picture)); err != nil {
+		t.Fatal(err)
+	}
+	if s := page.String(); strings.Contains(s, "http:") || strings.Contains(s, "https:") || !strings.Contains(s, r.About) {
+		t.Errorf("%d bytes of a page that needs something, or has not the report", len(s))
+	}
+	img, err := png.Decode(&picture)
+	if err != nil || img.Bounds().Dx() < 1000 {
+		t.Errorf("%v, %v", img, err)
 	}
 }
