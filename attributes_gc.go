@@ -45,10 +45,14 @@ var gcAttributes = []attr[*CacheSet]{
 		}
 		return err
 	}},
-	{"gc_count_btree_waiters", func(s *CacheSet) string { return fmt.Sprint(number(s.set.GCTuning().Waiters)) },
-		tuneGC("gc_count_btree_waiters", 1, func(t *cacheset.GCTuning, n int64) { t.Waiters = n == 1 })},
-	{"gc_min_nodes", func(s *CacheSet) string { return fmt.Sprint(s.set.GCTuning().MinNodes) },
-		tuneGC("gc_min_nodes", math.MaxInt32, func(t *cacheset.GCTuning, n int64) { t.MinNodes = int(n) })},
+	{
+		"gc_count_btree_waiters", func(s *CacheSet) string { return fmt.Sprint(number(s.set.GCTuning().Waiters)) },
+		tuneGC("gc_count_btree_waiters", 1, func(t *cacheset.GCTuning, n int64) { t.Waiters = n == 1 }),
+	},
+	{
+		"gc_min_nodes", func(s *CacheSet) string { return fmt.Sprint(s.set.GCTuning().MinNodes) },
+		tuneGC("gc_min_nodes", math.MaxInt32, func(t *cacheset.GCTuning, n int64) { t.MinNodes = int(n) }),
+	},
 	{"gc_policy", func(s *CacheSet) string {
 		name := s.set.GCPolicy()
 		for i, p := range gcPolicies {
@@ -71,8 +75,10 @@ var gcAttributes = []attr[*CacheSet]{
 		}
 		return err
 	}},
-	{"gc_sleep_ms", func(s *CacheSet) string { return fmt.Sprint(s.set.GCTuning().Sleep.Milliseconds()) },
-		tuneGC("gc_sleep_ms", math.MaxUint16, func(t *cacheset.GCTuning, n int64) { t.Sleep = time.Duration(n) * time.Millisecond })},
+	{
+		"gc_sleep_ms", func(s *CacheSet) string { return fmt.Sprint(s.set.GCTuning().Sleep.Milliseconds()) },
+		tuneGC("gc_sleep_ms", math.MaxUint16, func(t *cacheset.GCTuning, n int64) { t.Sleep = time.Duration(n) * time.Millisecond }),
+	},
 	{"trigger_gc", writeOnly[*CacheSet], func(_ context.Context, s *CacheSet, _ string) error {
 		s.set.TriggerGC()
 		return nil
@@ -101,8 +107,13 @@ func bsetTreeStats(s *CacheSet) string {
 		name string
 		n    uint64
 	}{
-		{"btree nodes", uint64(t.Nodes)}, {"written sets", t.Written}, {"unwritten sets", t.Unwritten},
-		{"written key bytes", t.WrittenBytes}, {"unwritten key bytes", t.UnwrittenBytes}, {"floats", 0}, {"failed", 0},
+		{"btree nodes", uint64(t.Nodes)},
+		{"written sets", t.Written},
+		{"unwritten sets", t.Unwritten},
+		{"written key bytes", t.WrittenBytes},
+		{"unwritten key bytes", t.UnwrittenBytes},
+		{"floats", 0},
+		{"failed", 0},
 	} {
 		fmt.Fprintf(&b, "%-25s%d\n", l.name+":", l.n)
 	}
