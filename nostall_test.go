@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"testing"
 	"time"
@@ -22,6 +23,7 @@ type pressure struct {
 	set      *CacheSet
 	v        *Volume
 	versions []uint64
+	think    time.Duration // that clients rest between requests, at most
 
 	lat     []time.Duration
 	longest time.Duration // between two completions
@@ -91,8 +93,12 @@ func fillPressed(buf []byte, block int, version uint64) {
 
 func (p *pressure) write(block int, buf []byte) error {
 	p.versions[block]++
-	fillPressed(buf, block, p.versions[block])
-	return p.v.WriteAt(context.Background(), buf, int64(block)*pressureBlock, 0)
+	copy(buf, pattern(int64(block)*pressureBlock, len(buf), p.versions[block]))
+	begin := p.rt.Now()
+	if err := p.v.WriteAt(context.Background(), buf, int64(block)*pressureBlock, 0); err != nil {
+		return fmt.Errorf("after %v: %w: %v", p.rt.Now()-begin, err, p.set.set.Info().Buckets)
+	}
+	return nil
 }
 
 func (p *pressure) check(block int, buf []byte) error {
@@ -110,7 +116,7 @@ func (p *pressure) check(block int, buf []byte) error {
 func (p *pressure) run(clients, requests int, long time.Duration) {
 	var mu rt.Mutex
 	mu.Init(p.rt)
-	p.lat, p.longest, p.last = make([]time.Duration, 0, requests), 0, p.rt.Now()
+	p.lat, p.longest, p.last = nil, 0, p.rt.Now()
 	end := p.rt.Now() + long
 	p.each(clients, func(c int, buf []byte) error {
 		rng := rand.New(rand.NewPCG(uint64(c), uint64(clients)))
@@ -136,6 +142,9 @@ func (p *pressure) run(clients, requests int, long time.Duration) {
 			mu.Lock()
 			p.longest, p.last = max(p.longest, now-p.last), now
 			mu.Unlock()
+			if p.think > 0 {
+				p.rt.Sleep(time.Duration(rng.Int64N(int64(p.think))))
+			}
 		}
 		mu.Lock()
 		p.lat = append(p.lat, lat...)
@@ -267,6 +276,114 @@ func TestBackgroundWorkIsNotFelt(t *testing.T) {
 			t.Logf("p99.9 is %.3f of what it is without", ratio)
 			if ratio > 1.1 {
 				t.Errorf("p99.9 is %.3f of what it is without", ratio)
+			}
+		})
+	}
+}
+
+// collected runs clients for so long, and has a sweep and a verification begin every so often. Each must come to its end,
+// and no request take a second.
+func (p *pressure) collected(clients int, long, every time.Duration) error {
+	ctx := context.Background()
+	before := p.set.Stats()
+	var group rt.WaitGroup
+	group.Init(p.rt)
+	over, asked := false, uint64(0)
+	var mu rt.Mutex
+	mu.Init(p.rt)
+	var failed error
+	group.Go("collections", func() {
+		for {
+			p.rt.Sleep(every)
+			mu.Lock()
+			end := over
+			mu.Unlock()
+			if end || failed != nil {
+				return
+			}
+			asked++
+			p.set.set.SweepSoon()
+			failed = p.set.Verify(ctx)
+		}
+	})
+	p.run(clients, 1<<40, long)
+	mu.Lock()
+	over = true
+	mu.Unlock()
+	group.Wait()
+	if err := errors.Join(p.failed, failed); err != nil {
+		return err
+	}
+	for try := 0; p.set.Stats().Sweeps-before.Sweeps < (asked+1)/2 && try < 100; try++ { // the last may still be under way
+		p.rt.Sleep(100 * time.Millisecond)
+	}
+	s := p.set.Stats()
+	if p.at(1000) > time.Second || p.longest > time.Second {
+		return fmt.Errorf("a request took %v, the longest gap was %v", p.at(1000), p.longest)
+	}
+	// One that is asked for while one is under way comes behind it; two such are one.
+	if s.Sweeps-before.Sweeps < (asked+1)/2 || s.Verifications-before.Verifications < asked || s.Mismatches+uint64(s.Suspect) > 0 {
+		return fmt.Errorf("%d collections were asked for; since then %d sweeps, %d verifications, %d mismatches", asked, s.Sweeps-before.Sweeps,
+			s.Verifications-before.Verifications, s.Mismatches)
+	}
+	return nil
+}
+
+// Case 16: a sweep and a verification every five seconds, for a minute; more than 2,000 buckets, more than 100,000 extents.
+// In the second run there are hardly any free buckets, and what is written to there has to be moved together all the time.
+func TestCollectionsStopNobody(t *testing.T) {
+	slow := blockdev.Latency{Read: 700 * time.Microsecond, Write: 900 * time.Microsecond, Flush: time.Millisecond, Jitter: 0.4, Parallel: 32}
+	for _, c := range []struct {
+		name            string
+		buckets, blocks int
+		clients         int
+		think           time.Duration
+		disk            blockdev.Latency
+	}{
+		{"depth 1", 8192, 102_400, 1, 0, slow}, // not so many requests in a minute
+		{"depth 128", 8192, 102_400, 128, 40 * time.Millisecond, slow},
+		{"nearly full", 8192, 117_000, 16, 16 * time.Millisecond, fast},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			simulatePressure(t, c.disk, c.buckets, c.blocks, Options{NodeCache: 2 << 20}, func(p *pressure, dev blockdev.Device) error {
+				p.think = c.think
+				if err := p.collected(c.clients, time.Minute, 5*time.Second); err != nil {
+					return err
+				}
+				t.Logf("%v; %s; %d percent in use", p, p.done(), p.set.Stats().InUse)
+				return p.reread(dev)
+			})
+		})
+	}
+}
+
+// Case 16 in real time, with devices in memory: three seconds, or a minute with UBCACHE_LONG.
+func TestCollectionsStopNobodyNatively(t *testing.T) {
+	long, every := 3*time.Second, 500*time.Millisecond
+	if os.Getenv("UBCACHE_LONG") != "" {
+		long, every = time.Minute, 5*time.Second
+	}
+	for _, c := range []struct {
+		name                     string
+		buckets, blocks, clients int
+	}{{"depth 1", 16_384, 102_400, 1}, {"depth 128", 16_384, 102_400, 128}, {"nearly full", 8192, 117_000, 16}} {
+		t.Run(c.name, func(t *testing.T) {
+			dev, err := blockdev.Memory(int64(c.buckets)*pressedBucket, blockdev.MemoryOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer dev.Close()
+			p, err := newPressure(dev, Options{RuntimeDir: t.TempDir()}, c.blocks)
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = p.collected(c.clients, long, every)
+			if err == nil {
+				t.Logf("%v; %s; %d percent in use", p, p.done(), p.set.Stats().InUse)
+				err = p.reread(dev)
+			}
+			if err := errors.Join(err, p.set.Close(context.Background()), checkCache(dev)); err != nil {
+				t.Error(err)
 			}
 		})
 	}

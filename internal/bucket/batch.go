@@ -46,8 +46,9 @@ func (t *Table) Wanted() int {
 	ready := t.opt.Ready * t.supply.times
 	all := ready + len(m.buf) + len(v.buf)
 	lack := m.room() + v.room() + max(ready-c.n, 0)
-	unused := t.spare() + all - t.unused()
-	reusable := t.spare() + int(t.geo.KernelFreeInc) + all - t.reusable()
+	spare := t.spare() + t.nodeSlack()
+	unused := spare + all - t.unused()
+	reusable := spare + int(t.geo.KernelFreeInc) + all - t.reusable()
 	return max(min(max(lack, unused, reusable), c.room()+m.room()+v.room()), 0)
 }
 

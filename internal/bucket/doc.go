@@ -16,7 +16,7 @@
 //
 //	Suspect: data whose counts do not fit; rests until Trust.    Fixed: superblock and journal.
 //
-// A Table takes 12 bytes a bucket and 1.2 for the indexes of what may be picked, moved and discarded and for the pools, in slices without
+// A Table takes 12 bytes a bucket and 1.3 for the indexes of what may be picked, moved and discarded, and for the pools, in slices without
 // pointers;
 // beside that, what the journal window needs for the buckets in it.
 //

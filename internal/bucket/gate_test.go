@@ -196,7 +196,7 @@ func TestFullOfDirtyData(t *testing.T) {
 		wrote := fill(t, tab, ForDirty, &seq)
 		c := tab.Counts()
 		left := int(n) - c[Dirty] - c[Meta] - c[Fixed]
-		spare := tab.spare() + int(tab.geo.KernelFreeInc) + tab.opt.MovingReserve
+		spare := tab.spare() + int(tab.geo.KernelFreeInc) + tab.opt.MovingReserve + tab.nodeSlack()
 		if wrote != c[Dirty] || left < spare || left > spare+tab.opt.Batch {
 			t.Errorf("%d buckets: %d dirty, %d left, head-room %d", n, c[Dirty], left, spare)
 		}
@@ -204,7 +204,7 @@ func TestFullOfDirtyData(t *testing.T) {
 		if tab.CanAllocate() < tab.spare() {
 			t.Errorf("%d buckets: metadata can have %d", n, tab.CanAllocate())
 		}
-		if m := tab.Movable(); m < tab.opt.MovingReserve || m > tab.opt.MovingReserve+tab.opt.Batch {
+		if m := tab.Movable(); m < tab.opt.MovingReserve || m > tab.opt.MovingReserve+tab.nodeSlack()+tab.opt.Batch {
 			t.Errorf("%d buckets: %d for moving, reserve %d", n, m, tab.opt.MovingReserve)
 		}
 		var moved []uint32

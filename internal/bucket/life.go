@@ -95,7 +95,17 @@ func (r *ring) remove(b uint32) {
 // Dirty data leaves MovingReserve buckets above these limits, which moving may take: a cache full of dirty data that is
 // spread thinly can make whole buckets of it only if there are some to move it to. What is moved frees more buckets than
 // it takes, but not before a journal entry is durable, so the limits hold for moving too.
+//
+// Metadata takes what it needs from there, too, and the index grows after all is full: overwriting and moving make more
+// extents, and leaves that were filled alike are split at about the same time. If that took the last bucket that moving
+// could have, nothing could free another. So dirty data leaves half as many buckets besides as metadata has; what the
+// index took of them is made up for by what moving frees, before dirty data gets any.
 func (t *Table) spare() int { return int(t.geo.NPrio + t.geo.KernelReserve) }
+
+// nodeSlack is how many buckets dirty data leaves for an index that grows.
+func (t *Table) nodeSlack() int { return min(t.counts[Meta]/2, mostSlack(len(t.entries))) }
+
+func mostSlack(buckets int) int { return buckets >> 6 }
 
 func (t *Table) roomFor(u Use) bool {
 	if t.broken&breakHeadroom != 0 {
@@ -109,7 +119,7 @@ func (t *Table) roomFor(u Use) bool {
 	}
 	left := 0
 	if u == ForDirty {
-		left = t.opt.MovingReserve
+		left = t.opt.MovingReserve + t.nodeSlack()
 	}
 	return t.unused() > t.spare()+left && t.reusable() > t.spare()+int(t.geo.KernelFreeInc)+left
 }
@@ -164,6 +174,11 @@ func (t *Table) noteShort() {
 	if !t.supply.short && t.Pickable() > 0 {
 		t.supply.short = true
 	}
+}
+
+// Available reports whether Allocate would hand out a bucket for data of that kind.
+func (t *Table) Available(u Use) bool {
+	return t.roomFor(u) && (t.pools[poolCommon].n > 0 || u == ForMoving && t.pools[poolMoving].n > 0)
 }
 
 // CanAllocate returns how many buckets Allocate could hand out for metadata now: a split checks this before it

@@ -423,7 +423,7 @@ func (t *Table) wantedMarked() int {
 // that there is as much to live on during a collection as there is in a kernel.
 func (t *Table) needMarked() bool {
 	p := &t.pools[poolCommon]
-	low := p.n <= t.spare()+t.opt.MovingReserve+t.freeInc()/4 || !t.roomFor(ForDirty) || t.pools[poolMeta].room() > t.pools[poolMeta].n
+	low := p.n <= t.spare()+t.nodeSlack()+t.opt.MovingReserve+t.freeInc()/4 || !t.roomFor(ForDirty) || t.pools[poolMeta].room() > t.pools[poolMeta].n
 	return low && t.marks.mayPick() && t.wantedMarked() > 0 && t.Pickable() > 0
 }
 

@@ -52,9 +52,6 @@ func (t *Table) EachSparse(from uint32, eighths int, fn func(b, dirty uint32) bo
 	return from, false
 }
 
-// MovingReserve returns how many ready buckets are kept for moving.
-func (t *Table) MovingReserve() int { return t.opt.MovingReserve }
-
 // Movable returns how many buckets Allocate would hand out for moving, one after the other.
 func (t *Table) Movable() int {
 	n := min(t.unused()-t.spare(), t.reusable()-t.spare()-int(t.geo.KernelFreeInc), t.pools[poolCommon].n+t.pools[poolMoving].n)

@@ -100,6 +100,7 @@ func (s *Set) moveLoop() {
 		s.mu.Lock()
 		s.moving = false
 		s.ready.Broadcast() // who waits for space may have to go without
+		waits := s.needSpace > 0
 		s.mu.Unlock()
 		pause := time.Duration(0)
 		switch {
@@ -108,6 +109,8 @@ func (s *Set) moveLoop() {
 		case err != nil && s.stop.Err() == nil && s.Err() == nil:
 			s.log.Warn("dirty data could not be moved", "set", s.UUID().String(), "err", err)
 			pause = moveRetry
+		case freed <= 0 && waits:
+			pause = moveSpace
 		case freed <= 0:
 			pause = moveRetry
 		}
@@ -164,11 +167,12 @@ func (s *Set) planMoveLocked() (p movePlan, due bool) {
 	return p, gain > 8*least
 }
 
-// moveRoomLocked returns how many sectors there is room to move: in half of the buckets that could be had, or the reserve,
-// and in the one that is open.
+// moveRoomLocked returns how many sectors there is room to move: in a quarter of the buckets that could be had, and in the one
+// that is open. What a pass takes from lies all over the key space, so that hardly a bucket is empty before its end: the
+// index may grow meanwhile, and if that took the rest the pass would have used up space and gained none.
 func (s *Set) moveRoomLocked() uint64 {
 	n := s.table.Movable()
-	room := uint64(max(n/2, min(n, s.table.MovingReserve()))) * uint64(s.geo.BucketSectors)
+	room := uint64((n+3)/4) * uint64(s.geo.BucketSectors)
 	if o := &s.open[bucket.ForMoving].list[0]; o.held {
 		room += uint64(s.geo.BucketSectors - o.used)
 	}

@@ -79,8 +79,22 @@ func (s *Set) SpaceLocked(kind bucket.Use, inode uint32, start uint64, want, uni
 // spaceWait is how long data that must go to the cache waits for a batch of buckets.
 const spaceWait = 10 * time.Second
 
-// WaitSpace waits until more buckets are ready, for data of a request that must go to the cache. It returns ErrNoSpace if
-// none can become so.
+// WantSpaceLocked says that a writer found no room for data that must go to the cache and begins to wait, or with false, that
+// it does so no more, whichever way that ended. Between the two it calls WaitSpace, and tries again, as often as it likes.
+// Meanwhile work in the background hurries.
+func (s *Set) WantSpaceLocked(yes bool) {
+	if yes {
+		s.needSpace++
+	} else {
+		s.needSpace--
+	}
+}
+
+// SpaceWantedLocked reports whether somebody waits. Who comes then should wait too, and not be quicker.
+func (s *Set) SpaceWantedLocked() bool { return s.needSpace > 0 }
+
+// WaitSpace waits until there is a bucket for dirty data of a request. It returns ErrNoSpace if none can be had, or none
+// comes.
 func (s *Set) WaitSpace() error {
 	s.LockRequest()
 	defer s.mu.Unlock()
@@ -97,15 +111,13 @@ func (s *Set) WaitSpace() error {
 		defer cancel()
 		ctx = limited
 	}
-	before, serial := s.table.Stats().Batches, s.gc.serial
-	s.needSpace++
+	serial := s.gc.serial
 	var waited [StallGens + 1]time.Duration
 	defer func() {
-		s.needSpace--
 		s.stalls.add(StallAllocation, waited[StallAllocation])
 		s.stalls.add(StallGens, waited[StallGens])
 	}()
-	for s.table.Stats().Batches == before {
+	for !s.table.Available(bucket.ForDirty) {
 		if _, due := s.planMoveLocked(); due {
 			s.move.Signal()
 		} else if s.table.Resting() > 0 {

@@ -28,6 +28,8 @@ func (o *op) placeLocked(b *batch, now time.Duration) bool {
 	v := o.v
 	w := o.span()
 	switch {
+	case v.flash && v.set.SpaceWantedLocked():
+		return false // it waits as others do
 	case !v.flash && !v.dirty.durable || w.end-w.start > placeMost || !aligned(o.req.Buf, v.cache.align):
 		return false
 	case o.routingLocked(w, false).route() != routeBack || !v.ranges.tryBeginWriteLocked(w):

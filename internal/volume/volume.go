@@ -39,11 +39,12 @@ var (
 const (
 	ioDepth    = 128 // of each device
 	fillMost   = 2048
-	fillBytes  = 64 << 20        // of fills under way
-	cutoffAdd  = 95              // percent in use above which nothing is added to the cache
-	spaceTries = 8               // batches of buckets that a write of a flash-only volume waits for
-	flushEvery = 5 * time.Second // at the latest, clean keys wait no longer for a flush of the backing device
-	maxKey     = 32768           // sectors of an invalidation, the kernel's limit
+	fillBytes  = 64 << 20         // of fills under way
+	cutoffAdd  = 95               // percent in use above which nothing is added to the cache
+	spaceTries = 8                // batches of buckets that a write which stays in the cache waits for
+	spaceLong  = 30 * time.Second // or so long, where it can go nowhere else
+	flushEvery = 5 * time.Second  // at the latest, clean keys wait no longer for a flush of the backing device
+	maxKey     = 32768            // sectors of an invalidation, the kernel's limit
 )
 
 // A below is a device below the volume.

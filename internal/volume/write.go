@@ -532,30 +532,13 @@ func (o *op) back(w span) error {
 		}
 		return o.settle()
 	}
-	// A large write may need more buckets than are ready at a time.
-	for at, tries := w.start, 0; at < w.end; {
-		v.set.LockRequest()
-		o.roomLocked(span{at, w.end}, bucket.ForDirty)
-		v.set.Unlock()
+	for at := w.start; at < w.end; {
+		if err := o.room(span{at, w.end}); err != nil {
+			v.warn(warnNoSpace, err)
+			return err
+		}
 		if len(o.keys) == 0 {
-			// The next batch of buckets comes soon, unless there are none.
-			if tries++; tries <= spaceTries && v.set.WaitSpace() == nil {
-				continue
-			}
-			v.set.LockRequest()
-			v.stats.NoRoom++
-			if o.conf.Mode == ondisk.Writeback && !v.flash && o.why == accepted {
-				v.stats.DeclinedNoRoom++
-			}
-			v.set.Unlock()
-			if !v.flash {
-				return o.instead(span{at, w.end})
-			}
-			if err := v.set.Err(); err != nil {
-				return errors.Join(ErrNoSpace, err)
-			}
-			v.warn(warnNoSpace, ErrNoSpace)
-			return ErrNoSpace
+			return o.instead(span{at, w.end})
 		}
 		end := o.keys[len(o.keys)-1].End()
 		o.io.reset()
@@ -571,7 +554,48 @@ func (o *op) back(w span) error {
 		if err := o.insert(); err != nil {
 			return err
 		}
-		at, tries = end, 0
+		at = end
 	}
 	return o.settle()
+}
+
+// room gives room in the cache to some of a range, at least: a large write may need more buckets than are ready at a time.
+// Where there is none now it waits for more. With a backing device there is another way in the end, then there are no keys;
+// without one it waits for as long as there are more to come, but not for ever.
+func (o *op) room(w span) error {
+	v := o.v
+	v.set.LockRequest()
+	defer v.set.Unlock()
+	o.keys = o.keys[:0]
+	if !v.flash || !v.set.SpaceWantedLocked() {
+		o.roomLocked(w, bucket.ForDirty)
+	}
+	if len(o.keys) > 0 {
+		return nil
+	}
+	v.set.WantSpaceLocked(true)
+	defer v.set.WantSpaceLocked(false)
+	begin := v.rt.Now()
+	for tries := 0; tries < spaceTries || v.flash && v.rt.Now()-begin < spaceLong; tries++ {
+		v.set.Unlock()
+		err := v.set.WaitSpace()
+		v.set.LockRequest()
+		if err != nil {
+			break
+		}
+		if o.roomLocked(w, bucket.ForDirty); len(o.keys) > 0 {
+			return nil
+		}
+	}
+	v.stats.NoRoom++
+	if o.conf.Mode == ondisk.Writeback && !v.flash && o.why == accepted {
+		v.stats.DeclinedNoRoom++
+	}
+	if !v.flash {
+		return nil
+	}
+	if err := v.set.Err(); err != nil {
+		return errors.Join(ErrNoSpace, err)
+	}
+	return ErrNoSpace
 }
