@@ -65,6 +65,7 @@ race-short: ## the race detector over the packages whose goroutines meet, their 
 
 long: ## every cut of the crash loops, and more seeds of the loads that run to their end: an hour or so
 	@UBCACHE_EVERY_CUT=1 scripts/with-tools $(GO) test -count=1 -timeout 4h -run 'PowerCuts|TestKills|TestLivesInARow|TestStartsInARow' -v .
+	@UBCACHE_LONG=1 UBCACHE_MINUTES=15 scripts/with-tools $(GO) test -count=1 -timeout 2h -run 'TestCollections|TestHours|TestMinutes' -v .
 	@UBCACHE_SIM="seeds=0-199" scripts/with-tools $(GO) test -count=1 -timeout 2h -run 'TestReadsWhileRunning|TestLivesInARow' .
 
 soak: ## crash loops with ever new seeds until interrupted; what was done adds up in build/soak.log

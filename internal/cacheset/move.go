@@ -108,14 +108,25 @@ func (s *Set) moveLoop() {
 			pause = moveSpace
 		case err != nil && s.stop.Err() == nil && s.Err() == nil:
 			s.log.Warn("dirty data could not be moved", "set", s.UUID().String(), "err", err)
-			pause = moveRetry
+			if pause = moveRetry; waits {
+				pause = time.Second
+			}
 		case freed <= 0 && waits:
-			pause = moveSpace
+			pause = moveSpace // or a pass of no use would follow the other
 		case freed <= 0:
 			pause = moveRetry
 		}
-		_ = s.rest(pause)
+		if pause < moveRetry || s.opt.Restless {
+			_ = s.rest(pause)
+			s.mu.Lock()
+			continue
+		}
 		s.mu.Lock()
+		ctx, cancel := s.rt.WithTimeout(s.stop, pause)
+		for ctx.Err() == nil && s.needSpace == 0 && s.Err() == nil { // who begins to wait wakes us
+			_ = s.move.WaitContext(ctx)
+		}
+		cancel()
 	}
 }
 
