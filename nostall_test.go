@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ubcache/ubcache/internal/blockdev"
 	"github.com/ubcache/ubcache/internal/offline"
 	"github.com/ubcache/ubcache/internal/rt"
@@ -476,4 +478,60 @@ func TestMinutesOnAFile(t *testing.T) {
 	if err := errors.Join(err, p.set.Close(context.Background()), checkCache(dev)); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// BenchmarkBackgroundWork is what clients feel of work in the background that never rests, in real time and with devices in
+// memory, rounds without and with it in turn; and the processor time that each took, of the clients too. It does not ask for
+// a number of times.
+func BenchmarkBackgroundWork(b *testing.B) {
+	const rounds, requests = 5, 200_000
+	for _, clients := range []int{1, 128} {
+		b.Run(fmt.Sprint("depth=", clients), func(b *testing.B) {
+			var lat [2][3][]float64 // p50, p99, p99.9 in µs
+			var cpu, elapsed [2]float64
+			for round := range 2 * rounds {
+				with := round % 2
+				dev, err := blockdev.Memory(8192*pressedBucket, blockdev.MemoryOptions{})
+				if err != nil {
+					b.Fatal(err)
+				}
+				p, err := newPressure(dev, Options{RuntimeDir: b.TempDir(), NodeCache: 1 << 20, restless: with == 1}, 20_000)
+				if err != nil {
+					b.Fatal(err)
+				}
+				p.set.set.SetMoving(with == 1)
+				begin, before := time.Now(), processorTime(b)
+				p.run(clients, requests, time.Minute)
+				elapsed[with] += time.Since(begin).Seconds()
+				cpu[with] += (processorTime(b) - before).Seconds()
+				for i, at := range []float64{500, 990, 999} {
+					lat[with][i] = append(lat[with][i], float64(p.at(at).Nanoseconds())/1e3)
+				}
+				if with == 1 {
+					b.Log(p, "; ", p.done())
+				}
+				if err := errors.Join(p.failed, p.set.Close(context.Background()), dev.Close()); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(0, "ns/op")
+			for i, name := range []string{"p50", "p99", "p99.9"} {
+				for with := range 2 {
+					slices.Sort(lat[with][i])
+				}
+				b.ReportMetric(lat[0][i][rounds/2], "µs/"+name+"-without")
+				b.ReportMetric(lat[1][i][rounds/2], "µs/"+name+"-with")
+			}
+			b.ReportMetric(cpu[0]/elapsed[0], "cpus/without")
+			b.ReportMetric(cpu[1]/elapsed[1], "cpus/with")
+		})
+	}
+}
+
+func processorTime(b *testing.B) time.Duration {
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }

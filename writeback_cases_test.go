@@ -401,6 +401,54 @@ func TestFullCacheRecovers(t *testing.T) {
 	}
 }
 
+// Case 15, first run past 95 percent: a flash-only volume takes what dirty data of the other may not, and nothing enters the
+// cache. When it is trimmed, and nothing else is dirty, new writes do.
+func TestCacheFullOfFlashRecovers(t *testing.T) {
+	simulate(t, 1, time.Hour, full(t, fast), func(b *bench) error {
+		ctx, v := context.Background(), b.volumes[0]
+		if err := b.fillUp(); err != nil {
+			return err
+		}
+		const size = 32 << 20
+		if _, err := b.set.CreateFlash(ctx, "flash", size); err != nil {
+			return err
+		}
+		flash, err := b.set.OpenVolume(ctx, VolumeOptions{Name: "flash", Flash: "flash"})
+		if err != nil {
+			return err
+		}
+		off := int64(0)
+		for ; off < size; off += 64 << 10 {
+			if err := flash.WriteAt(ctx, pattern(off, 64<<10, 3), off, 0); errors.Is(err, ErrNoSpace) {
+				break
+			} else if err != nil {
+				return err
+			}
+		}
+		if n := b.set.Stats().InUse; n < 85 || off == size {
+			return fmt.Errorf("%d percent are in use", n)
+		}
+		before := v.Stats().DirtyBytes
+		if err := v.WriteAt(ctx, pattern(60<<20, 4096, 2), 60<<20, 0); err != nil {
+			return err
+		}
+		if v.Stats().DirtyBytes != before {
+			return errors.New("a write has entered the full cache")
+		}
+		if err := errors.Join(v.WriteBack(ctx), flash.Discard(ctx, 0, size)); err != nil {
+			return err
+		}
+		begin := b.rt.Now()
+		if err := b.enters(); err != nil {
+			return err
+		}
+		if took := b.rt.Now() - begin; took > 10*time.Second {
+			return fmt.Errorf("it took %v until a write stayed in the cache", took)
+		}
+		return nil
+	})
+}
+
 // Case 15, second run: writes without pause, for a minute, faster than the backing device. They become as fast as that,
 // and none fails; nothing stands still for a second.
 func TestSustainedOverload(t *testing.T) {

@@ -26,6 +26,7 @@
 //	            lock, Encode and write without, Finish under it
 //	rewrite.go  a leaf without room is copied, split, and swapped in its parent by one append
 //	sweep.go    a walk over all nodes, now and then, finds out how old pointers are, and what there is to do
+//	gentle.go   what nobody waits for goes to the device in small parts
 //	maintain.go neighbours that fit in fewer nodes are coalesced, nodes that are mostly stale rewritten
 //
 // # Goroutines
