@@ -40,7 +40,7 @@ type pressure struct {
 
 const pressureBlock = 4096
 
-// pressed is the geometry of case 16: buckets of 64 KiB.
+// pressedBucket is the size of a bucket.
 const pressedBucket = 64 << 10
 
 // newPressure formats dev, opens a set and fills a volume of so many blocks.
@@ -92,10 +92,6 @@ func (p *pressure) each(clients int, fn func(c int, buf []byte) error) {
 	}
 	group.Wait()
 	p.failed = errors.Join(p.failed, errors.Join(errs...))
-}
-
-func fillPressed(buf []byte, block int, version uint64) {
-	copy(buf, pattern(int64(block)*pressureBlock, len(buf), version))
 }
 
 func (p *pressure) write(block int, buf []byte) error {

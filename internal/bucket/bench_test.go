@@ -137,12 +137,18 @@ var layouts = []layout{
 	// All that looks cold lies together, so that the samples say what hardly any of the others are.
 	{"old region", func(_ *rand.Rand, b uint32) (uint16, uint32) { return uint16(pickOne(b > many/4*3, maxAge, 1)), 512 }, nil},
 	// What may be picked is so far apart that each look is a cache miss or two.
-	{"one in 5000 is clean", func(r *rand.Rand, _ uint32) (uint16, uint32) { return uint16(r.UintN(maxAge)), 512 },
-		func(r *rand.Rand, _ uint32) bool { return r.UintN(5000) != 0 }},
-	{"clean ones apart, hot", func(r *rand.Rand, _ uint32) (uint16, uint32) { return uint16(pickOne(r.UintN(9) == 0, maxAge, 3)), 512 },
-		func(r *rand.Rand, _ uint32) bool { return r.UintN(500) != 0 }},
-	{"40 are clean", func(*rand.Rand, uint32) (uint16, uint32) { return 3, 512 },
-		func(_ *rand.Rand, b uint32) bool { return b%(many/40) != 7777 }},
+	{
+		"one in 5000 is clean", func(r *rand.Rand, _ uint32) (uint16, uint32) { return uint16(r.UintN(maxAge)), 512 },
+		func(r *rand.Rand, _ uint32) bool { return r.UintN(5000) != 0 },
+	},
+	{
+		"clean ones apart, hot", func(r *rand.Rand, _ uint32) (uint16, uint32) { return uint16(pickOne(r.UintN(9) == 0, maxAge, 3)), 512 },
+		func(r *rand.Rand, _ uint32) bool { return r.UintN(500) != 0 },
+	},
+	{
+		"40 are clean", func(*rand.Rand, uint32) (uint16, uint32) { return 3, 512 },
+		func(_ *rand.Rand, b uint32) bool { return b%(many/40) != 7777 },
+	},
 }
 
 // BenchmarkFill is how long BeginBatch and FillBatch, until a batch is full, hold the lock at 24 million buckets: each
