@@ -366,8 +366,11 @@ func TestCollectionsStopNobody(t *testing.T) {
 // Case 16 in real time, with devices in memory: three seconds, or a minute with UBCACHE_LONG.
 func TestCollectionsStopNobodyNatively(t *testing.T) {
 	long, every := 3*time.Second, 500*time.Millisecond
-	if os.Getenv("UBCACHE_LONG") != "" {
+	switch {
+	case os.Getenv("UBCACHE_LONG") != "":
 		long, every = time.Minute, 5*time.Second
+	case testing.Short():
+		long, every = time.Second, 200*time.Millisecond
 	}
 	for _, c := range []struct {
 		name                     string
@@ -382,6 +385,9 @@ func TestCollectionsStopNobodyNatively(t *testing.T) {
 			p, err := newPressure(dev, Options{RuntimeDir: t.TempDir()}, c.blocks)
 			if err != nil {
 				t.Fatal(err)
+			}
+			if raced {
+				p.most = 20 * time.Second // everything takes ten times as long
 			}
 			err = p.collected(c.clients, long, every)
 			if err == nil {
