@@ -308,7 +308,7 @@ func (p *pressure) collected(clients int, long, every time.Duration) error {
 				return
 			}
 			asked++
-			p.set.set.SweepSoon()
+			p.set.set.TriggerGC()
 			failed = p.set.Verify(ctx)
 		}
 	})
