@@ -12,7 +12,7 @@ import (
 )
 
 // TestMade hands to real kernels what power cuts have left of sets in states that do not come soon: buckets that were used
-// again and again within one journal window, up to the limit of what a kernel takes (J3), and an index that maintenance has
+// again and again within one journal window (J3), and an index that maintenance has
 // coalesced and lowered, or was about to. They must find all in order, and read what we read, which is what was written.
 func TestMade(t *testing.T) {
 	p := newPlace(t, "")

@@ -100,7 +100,21 @@ func (r *ring) remove(b uint32) {
 // extents, and leaves that were filled alike are split at about the same time. If that took the last bucket that moving
 // could have, nothing could free another. So dirty data leaves half as many buckets besides as metadata has; what the
 // index took of them is made up for by what moving frees, before dirty data gets any.
-func (t *Table) spare() int { return int(t.geo.NPrio + t.geo.KernelReserve) }
+//
+// KernelReserve is enough to replay a journal of Geometry.ReplayBytes, and the journal sees to it that no more of it is needed,
+// as a rule. Where nodes cannot be written for a while more is, and the head-room grows with it: else the kernel would wait
+// for ever in the middle of its replay. See SetReplay.
+func (t *Table) spare() int { return int(t.geo.NPrio+t.geo.KernelReserve) + t.replay }
+
+// SetReplay says how many bytes of the journal a start would have to replay.
+func (t *Table) SetReplay(bytes int64) {
+	enough, most := t.geo.ReplayBytes(), mostReplay*int64(t.geo.KernelReserve)
+	t.replay = int(min(max(bytes-enough, 0)*int64(t.geo.KernelReserve)/enough, most))
+}
+
+// mostReplay times KernelReserve is what the head-room grows by at most: the journals that are made have no more than one
+// bucket for each of those.
+const mostReplay = 3
 
 // nodeSlack is how many buckets dirty data leaves for an index that grows.
 func (t *Table) nodeSlack() int { return min(t.counts[Meta]/2, mostSlack(len(t.entries))) }

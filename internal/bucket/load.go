@@ -54,7 +54,7 @@ func NewLoader(run *rt.Runtime, g *ondisk.Geometry, o Options) (*Loader, error) 
 		t.index[i] = newBitset(n)
 	}
 	t.sparse, t.fillShift = newBitset(n), fillShift(g.BucketSectors)
-	t.pools[poolCommon] = newRing(t.spare() + int(g.KernelFreeInc) + mostSlack(int(g.NBuckets)) + (o.Ready+o.Batch)*o.most)
+	t.pools[poolCommon] = newRing(t.spare() + mostReplay*int(g.KernelReserve) + int(g.KernelFreeInc) + mostSlack(int(g.NBuckets)) + (o.Ready+o.Batch)*o.most)
 	t.supply.times = 1
 	t.pools[poolMeta] = newRing(o.BtreeReserve)
 	t.pools[poolMoving] = newRing(o.MovingReserve)

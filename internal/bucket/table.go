@@ -87,6 +87,7 @@ type Table struct {
 	hand      hand       // of victim selection
 
 	supply  supply
+	replay  int // buckets that the head-room has more, see SetReplay
 	pools   [3]ring
 	batch   batch
 	discard discards

@@ -452,6 +452,7 @@ func (s *Set) repinLocked() {
 // noticeLocked tells the table what has become durable.
 func (s *Set) noticeLocked() {
 	seq, last := s.journal.DurableLocked()
+	s.table.SetReplay(s.journal.NeededLocked())
 	if seq == s.noted {
 		return
 	}

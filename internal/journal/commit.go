@@ -79,6 +79,9 @@ func (j *Journal) DurableLocked() (seq, lastSeq uint64) {
 	return j.durable, j.lastSeq
 }
 
+// NeededLocked returns how long the part of the ring is that the newest durable entry needs, in bytes: what a start replays.
+func (j *Journal) NeededLocked() int64 { return int64(j.ring.used(j.pos)) * int64(j.ring.blockSize) }
+
 // WaitDurableLocked is WaitDurable with the set's lock held, which it lets go of while it waits. It returns how long that
 // was.
 func (j *Journal) WaitDurableLocked(ctx context.Context, seq uint64) (waited time.Duration, err error) {

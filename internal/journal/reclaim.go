@@ -41,7 +41,7 @@ func (j *Journal) reclaim() {
 }
 
 // needsReclaimLocked returns up to which entry pins should be let go of, 0 if there is no need: so that less than
-// half of the ring, and of the table of pins, is taken, but a bucket at a time. What counts is what is pinned: that a
+// half of the ring, of what a kernel can replay, and of the table of pins, is taken, but a bucket at a time. What counts is what is pinned: that a
 // bucket is not pinned becomes true on disk with the next entry, whatever brings it about.
 //
 // During start only who cannot go on is a reason: leaves are about to be filled by the replay.
@@ -56,7 +56,7 @@ func (j *Journal) needsReclaimLocked() (upTo uint64) {
 	if r.last[p.oldest] < tail {
 		return 0 // nothing on disk is pinned
 	}
-	if 2*r.used(p) >= r.capacity() || j.blocked && p.oldest == j.pos.oldest {
+	if used := r.used(p); 2*used >= r.capacity() || int64(used)*int64(r.blockSize) >= j.geo.ReplayBytes() || j.blocked && p.oldest == j.pos.oldest {
 		upTo = r.last[p.oldest]
 	}
 	if j.seq-tail >= maxSpan/2 {

@@ -44,6 +44,16 @@ func NewGeometry(sb *Superblock) Geometry {
 	return g
 }
 
+// replayNodes is how many nodes a kernel writes, at most, to replay as much of a journal as a node is long. It inserts key by
+// key, and what it rewrites goes to a bucket each time that it does not get back before the replay is over: once in 170 keys
+// where nodes are of 8 KiB, and as often in their parents' stead.
+const replayNodes = 4
+
+// ReplayBytes is how much of a journal KernelReserve buckets are enough to replay.
+func (g *Geometry) ReplayBytes() int64 {
+	return int64(g.KernelReserve) * int64(g.NodeSectors) * SectorSize / replayNodes
+}
+
 // MetaBytes is MetaSectors in bytes: the size of a prio set and of the uuid array.
 func (g *Geometry) MetaBytes() int { return int(g.MetaSectors) * SectorSize }
 

@@ -15,13 +15,13 @@ const Uses = 200
 
 // Reused is rule J3: a cache full of dirty data but for a few hundred buckets, of which a small range is overwritten over
 // and over, so that it is always the same buckets that are used again, while the journal never is short of room. With held
-// no node can be written, from the beginning of that: so nothing passes out of the journal window, in which every bucket
-// comes to the limit of its lag, and rests; the range is overwritten until there is no bucket left. Without it, that goes on
-// until Uses uses of each on an average; sweeps make the window shorter.
+// no node can be written, from the beginning of that: so nothing passes out of the journal window, and the range is overwritten until
+// dirty data is refused, since what a kernel would have to replay needs the buckets that are left. Without it, that goes on until
+// Uses uses of each on an average; sweeps make the window shorter.
 func Reused(seed uint64, held bool) ([]*Left, error) {
 	const (
 		bucket  = 8 << 10
-		buckets = 16384 // the fewest whose journal has room for all that until the limit
+		buckets = 16384
 		piece   = bucket / ondisk.SectorSize
 		pieces  = 64 // that are overwritten
 	)
@@ -47,7 +47,7 @@ func Reused(seed uint64, held bool) ([]*Left, error) {
 		m.rt.Sleep(2 * time.Minute) // all nodes are written
 		name := "reused"
 		if held {
-			name = "reused-at-the-limit"
+			name = "reused-in-one-window"
 			m.faults.Add(blockdev.Fault{Purposes: []blockdev.Purpose{blockdev.ForBtree}, Ops: []blockdev.Op{blockdev.OpWrite}, Hang: 20 * time.Hour})
 		}
 		begin := m.set.Info()
