@@ -13,6 +13,12 @@ import (
 	"github.com/ubcache/ubcache/internal/rt"
 )
 
+// Flags of a page in the slabs.
+const (
+	hollowNode uint8 = 1 << iota // it was written for an index
+	hollowUsed                   // read or written since NoteUse
+)
+
 // HollowOptions modify Hollow.
 type HollowOptions struct {
 	Name         string // default "hollow"
@@ -45,6 +51,7 @@ type HollowDevice struct {
 
 	mu    sync.Mutex // held for memory operations only
 	slabs [][]byte
+	flags []uint8  // by page
 	free  []uint32 // pages that belong to nobody
 	used  int      // pages ever given out
 }
@@ -146,20 +153,43 @@ func (d *HollowDevice) Stored() int64 {
 	return int64(d.used-len(d.free)) * hollowPage
 }
 
-// Trim gives the memory of pages that are not stored any more back to the system; it is kept for others otherwise.
-func (d *HollowDevice) Trim() {
+// NoteUse begins to note which pages are read or written, for DropUnused.
+func (d *HollowDevice) NoteUse() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	for i := range d.flags {
+		d.flags[i] &^= hollowUsed
+	}
+}
+
+// DropUnused forgets what was written for an index, and neither read nor written since NoteUse, and gives the memory back
+// to the system. It is called when a set has been opened: a start reads the whole index, so that the rest are places in
+// which nodes were before. Other metadata stays.
+func (d *HollowDevice) DropUnused() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.clones.Load() > 0 {
+		return ErrReadOnly
+	}
+	for i, e := range d.table {
+		if e < hollowFirst || d.flags[e-hollowFirst]&(hollowNode|hollowUsed) != hollowNode {
+			continue
+		}
+		d.free = append(d.free, e)
+		atomic.StoreUint32(&d.table[i], hollowZero)
+	}
 	slices.Sort(d.free)
+	var errs []error
 	for i := 0; i < len(d.free); {
 		n := 1
 		for i+n < len(d.free) && d.free[i+n] == d.free[i]+uint32(n) && (int(d.free[i+n])-hollowFirst)%hollowSlab != 0 {
 			n++
 		}
 		at := int(d.free[i] - hollowFirst)
-		_ = unix.Madvise(d.slabs[at/hollowSlab][at%hollowSlab*hollowPage:][:n*hollowPage], unix.MADV_DONTNEED)
+		errs = append(errs, unix.Madvise(d.slabs[at/hollowSlab][at%hollowSlab*hollowPage:][:n*hollowPage], unix.MADV_DONTNEED))
 		i += n
 	}
+	return errors.Join(errs...)
 }
 
 // NewQueue makes a queue; depth has no effect.
@@ -190,7 +220,7 @@ func (d *HollowDevice) release() error {
 		errs = append(errs, unix.Munmap(s))
 	}
 	table := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(d.table))), len(d.table)*4)
-	d.slabs, d.table, d.free = nil, nil, nil
+	d.slabs, d.table, d.flags, d.free = nil, nil, nil, nil
 	errs = append(errs, unix.Munmap(table))
 	if d.base != nil {
 		d.base.clones.Add(-1)
@@ -212,7 +242,7 @@ func (d *HollowDevice) do(r *Request) error {
 	case r.Op == OpRead:
 		d.read(r.Buf, r.Off)
 	case r.Op == OpWrite && d.keep(r):
-		return d.write(r.Buf, r.Off)
+		return d.write(r.Buf, r.Off, r.Purpose == ForBtree)
 	default:
 		return d.drop(r.Off, r.Length())
 	}
@@ -259,6 +289,7 @@ func (d *HollowDevice) read(p []byte, off int64) {
 		skip := off % hollowPage
 		n := min(int64(len(p)), hollowPage-skip)
 		if b := d.page(off / hollowPage); b != nil {
+			d.use(off/hollowPage, 0)
 			copy(p[:n], b[skip:])
 		} else {
 			clear(p[:n])
@@ -285,8 +316,10 @@ func (d *HollowDevice) own(i int64, whole bool) ([]byte, error) {
 			d.slabs = append(d.slabs, slab)
 		}
 		d.used++
+		d.flags = append(d.flags, 0)
 	}
 	b := d.at(e)
+	d.flags[e-hollowFirst] = hollowUsed
 	switch {
 	case whole:
 	case old != nil:
@@ -298,7 +331,14 @@ func (d *HollowDevice) own(i int64, whole bool) ([]byte, error) {
 	return b, nil
 }
 
-func (d *HollowDevice) write(p []byte, off int64) error {
+// use notes that a page is used, and what for.
+func (d *HollowDevice) use(i int64, flags uint8) {
+	if e := d.table[i]; e >= hollowFirst {
+		d.flags[e-hollowFirst] |= flags | hollowUsed
+	}
+}
+
+func (d *HollowDevice) write(p []byte, off int64, node bool) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for len(p) > 0 {
@@ -309,6 +349,11 @@ func (d *HollowDevice) write(p []byte, off int64) error {
 			return err
 		}
 		copy(b[skip:], p[:n])
+		flags := uint8(0)
+		if node {
+			flags = hollowNode
+		}
+		d.use(off/hollowPage, flags)
 		p, off = p[n:], off+n
 	}
 	return nil

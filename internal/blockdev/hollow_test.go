@@ -128,14 +128,6 @@ func TestHollowClones(t *testing.T) {
 	}
 	write(a, 2, 4096+512, 512)
 	at(t, b, func(io *blockdev.IO) error { return io.Discard(0, 64<<10) })
-	write(b, 9, 0, 64<<10)
-	at(t, b, func(io *blockdev.IO) error { return io.Discard(0, 32<<10) })
-	at(t, b, func(io *blockdev.IO) error { return io.Discard(40<<10, 24<<10) })
-	b.Trim()
-	if !filledWith(t, b, 32<<10, 8<<10, 9) || !filledWith(t, b, 0, 32<<10, 0) || b.Stored() != 8<<10 {
-		t.Errorf("after Trim %d bytes are stored", b.Stored())
-	}
-	at(t, b, func(io *blockdev.IO) error { return io.Discard(0, 64<<10) })
 	if a.Stored() != 4096 || b.Stored() != 0 {
 		t.Errorf("stored: %d, %d", a.Stored(), b.Stored())
 	}
@@ -155,5 +147,46 @@ func TestHollowClones(t *testing.T) {
 		if err := x.Close(); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// What is dropped was written for an index, and is not used any more.
+func TestHollowDropsWhatIsUnused(t *testing.T) {
+	d := mustHollow(t, 1<<30, blockdev.HollowOptions{})
+	defer d.Close()
+	const part = 256 << 10
+	write := func(p blockdev.Purpose, n int64) {
+		t.Helper()
+		at(t, d, func(io *blockdev.IO) error {
+			return io.WithPurpose(p).WriteAt(bytes.Repeat([]byte{byte(n)}, part), n*part, 0)
+		})
+	}
+	for n := int64(1); n <= 4; n++ {
+		write(blockdev.ForBtree, n)
+	}
+	write(blockdev.ForJournal, 5)
+	write(blockdev.ForPrio, 6)
+	d.NoteUse()
+	if !filledWith(t, d, 2*part, part, 2) { // reads it
+		t.Error("wrong content")
+	}
+	write(blockdev.ForBtree, 3)
+	if err := d.DropUnused(); err != nil {
+		t.Fatal(err)
+	}
+	for n, want := range []byte{0, 0, 2, 3, 0, 5, 6} {
+		if !filledWith(t, d, int64(n)*part, part, want) {
+			t.Errorf("part %d is not %d", n, want)
+		}
+	}
+	if s := d.Stored(); s != 4*part {
+		t.Errorf("%d bytes are stored", s)
+	}
+	write(blockdev.ForBtree, 7) // in pages that were given back
+	at(t, d, func(io *blockdev.IO) error {
+		return io.WithPurpose(blockdev.ForPrio).WriteAt(make([]byte, 512), 8*part, 0)
+	})
+	if !filledWith(t, d, 7*part, part, 7) || !filledWith(t, d, 8*part, part, 0) {
+		t.Error("wrong content after pages were used again")
 	}
 }

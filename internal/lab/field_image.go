@@ -15,6 +15,7 @@ import (
 
 const (
 	fieldFillDepth = 64 // writes at a time while an image is filled
+	fillRounds     = 4  // after each, memory of nodes that are no more is let go
 	setUUID        = "f1e1d000-0000-4000-8000-000000000001"
 )
 
@@ -91,14 +92,11 @@ func fillImage(ctx context.Context, f *Field, progress func(percent int)) (m *im
 		if err != nil || f.FillNodes == 0 && f.FillBytes == 0 {
 			return err
 		}
-		return withSet(f, m.cache, m.backing, func(set *ubcache.CacheSet, v *ubcache.Volume) error {
-			return m.fill(ctx, f, r, set, v, progress)
-		})
+		return m.fill(ctx, f, r, progress)
 	})
 	if err != nil {
 		return m, err
 	}
-	m.cache.Trim()
 	m.facts.ImageBytes = m.cache.Stored()
 	m.facts.RealTime = time.Since(begin)
 	return m, nil
@@ -134,62 +132,60 @@ func withSet(f *Field, cache, backing blockdev.Device, fn func(set *ubcache.Cach
 
 const fieldVolume = "volume"
 
-// fill writes until the index is as large as the field wants it.
-func (m *image) fill(ctx context.Context, f *Field, r *rt.Runtime, set *ubcache.CacheSet, v *ubcache.Volume, progress func(percent int)) error {
+// fill writes until the index is as large as the field wants it. Now and then the set is closed and opened again, and the
+// image rid of what the index does not need.
+func (m *image) fill(ctx context.Context, f *Field, r *rt.Runtime, progress func(percent int)) error {
 	pool := blockdev.NewPool(blockdev.PoolOptions{})
 	defer pool.Trim(0)
 	rng := rand.New(rand.NewPCG(f.Seed, 0x66696c6c))
-	last := -1
+	jobs := []Job{{Size: f.FillSize, Depth: fieldFillDepth}}
 	look := min(max(f.Cache/int64(f.FillSize)/512, 1), 1<<16)
-	full := func() bool { // looks now and then
-		if m.facts.Writes%look != 0 {
-			return false
+	last := -1
+	for round := 1; round <= fillRounds; round++ {
+		err := m.shrunk(f, func(set *ubcache.CacheSet, v *ubcache.Volume) error {
+			return newLoad(r, v, f.File, pool).run(ctx, jobs, rng, func(*fieldRequest) bool {
+				if m.facts.Writes++; m.facts.Writes%look != 0 {
+					return true
+				}
+				part := f.filled(set.Stats())
+				if percent := int(100 * min(part, 1)); percent > last {
+					last = percent
+					progress(percent)
+				}
+				return part < float64(round)/fillRounds
+			})
+		})
+		if err != nil {
+			return err
 		}
+	}
+	return m.shrunk(f, func(set *ubcache.CacheSet, _ *ubcache.Volume) error {
 		s := set.Stats()
-		part := 0.0
-		if f.FillNodes > 0 {
-			part = float64(s.Nodes) / float64(f.FillNodes)
-		}
-		if f.FillBytes > 0 {
-			part = max(part, float64(s.LiveBytes)/float64(f.FillBytes))
-		}
-		if percent := int(100 * min(part, 1)); percent > last {
-			last = percent
-			progress(percent)
-		}
-		return part >= 1
-	}
-	l := newLoad(r, v, f.File, pool)
-	err := l.run(ctx, []Job{{Size: f.FillSize, Depth: fieldFillDepth}}, rng, func(*fieldRequest) bool {
-		m.facts.Writes++
-		return !full()
+		m.facts.Nodes, m.facts.LiveBytes = s.Nodes, s.LiveBytes
+		m.facts.UsedBytes = int64(s.Buckets-s.Empty-s.Ready) * s.BucketSize
+		m.facts.InUse = 100 * float64(m.facts.UsedBytes) / float64(f.Cache)
+		return nil
 	})
-	if err != nil {
-		return err
-	}
-	if err := forget(r, set); err != nil {
-		return err
-	}
-	s := set.Stats()
-	m.facts.Nodes, m.facts.LiveBytes = s.Nodes, s.LiveBytes
-	m.facts.UsedBytes = int64(s.Buckets-s.Empty-s.Ready) * s.BucketSize
-	m.facts.InUse = 100 * float64(m.facts.UsedBytes) / float64(f.Cache)
-	return nil
 }
 
-// forget has the set discard its empty buckets, so that nodes that are no more take no memory.
-func forget(r *rt.Runtime, set *ubcache.CacheSet) error {
-	ctx := context.Background()
-	if err := set.SetAttribute(ctx, "cache", "discard", "1"); err != nil {
-		return err
-	}
-	for last := set.Stats().DiscardedBuckets; ; {
-		r.Sleep(10 * time.Second)
-		n := set.Stats().DiscardedBuckets
-		if n == last {
-			break
+// shrunk is withSet; what the start of the set does not read of the index goes.
+func (m *image) shrunk(f *Field, fn func(set *ubcache.CacheSet, v *ubcache.Volume) error) error {
+	m.cache.NoteUse()
+	return withSet(f, m.cache, m.backing, func(set *ubcache.CacheSet, v *ubcache.Volume) error {
+		if err := m.cache.DropUnused(); err != nil {
+			return err
 		}
-		last = n
+		return fn(set, v)
+	})
+}
+
+// filled returns which part of the fill is done; 1: all of it.
+func (f *Field) filled(s ubcache.SetStats) (part float64) {
+	if f.FillNodes > 0 {
+		part = float64(s.Nodes) / float64(f.FillNodes)
 	}
-	return set.SetAttribute(ctx, "cache", "discard", "0")
+	if f.FillBytes > 0 {
+		part = max(part, float64(s.LiveBytes)/float64(f.FillBytes))
+	}
+	return part
 }
