@@ -39,5 +39,5 @@
 // where ours differ from those, the report shows it.
 //
 // The processor's work takes no time there. A request costs some 5 to 8 microseconds of real time, most of it in the index.
-// An index of 5,900 nodes takes 6 GB in all.
+// The metadata of 1,500 nodes takes 0.34 GB, and a run over it 1.4 GB in all.
 package lab
