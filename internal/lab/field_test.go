@@ -25,7 +25,7 @@ func tiny(t testing.TB) Field {
 	}
 	f.Cache, f.Backing, f.File = gib, 3*gib, 2*gib
 	f.FillNodes, f.FillBytes = 0, gib/2
-	f.Warm, f.Span = time.Second, 5*time.Second
+	f.Warm, f.Span = time.Second, 3*time.Second
 	return f
 }
 
@@ -68,11 +68,11 @@ func TestSameSeedSameTable(t *testing.T) {
 	switch {
 	case first.Fill.LiveBytes < gib/2 || first.Fill.LiveBytes > gib*6/10 || first.Fill.Nodes < 8:
 		t.Errorf("fill: %+v", first.Fill)
-	case w.IOPS < 13_000 || w.IOPS > 16_000: // 125 MB/s in pieces of 8 KiB
+	case w.IOPS < 45_000 || w.IOPS > 60_000: // 440 MiB/s in pieces of 8 KiB, a few of which are read
 		t.Errorf("%v writes/s", w.IOPS)
-	case r.IOPS < 500 || r.IOPS > 9_000 || r.All.P50 < 80*time.Microsecond:
+	case r.IOPS < 100 || r.IOPS > 9_000 || r.All.P50 < 80*time.Microsecond:
 		t.Errorf("%v reads/s, p50 %v", r.IOPS, r.All.P50)
-	case len(w.Windows) != 5 || len(r.Windows) != 5 || w.All.Requests != w.Between.Requests:
+	case len(w.Windows) != 3 || len(r.Windows) != 3 || w.All.Requests != w.Between.Requests:
 		t.Errorf("%d and %d windows; requests %d, between collections %d", len(w.Windows), len(r.Windows), w.All.Requests, w.Between.Requests)
 	case w.LongestGap > 100*time.Millisecond || w.Max > 100*time.Millisecond:
 		t.Errorf("a gap of %v, a write of %v", w.LongestGap, w.Max)
