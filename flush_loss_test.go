@@ -58,6 +58,7 @@ func TestFlushErrorOfAnotherClient(t *testing.T) {
 		if err := errors.Join(v.WriteAt(ctx, page('O'), 0, FUA), other.WriteAt(page('N'), 0, 0)); err != nil {
 			return err
 		}
+		b.rt.Sleep(time.Millisecond) // until then a flush may have to tell once more of what was just acknowledged
 		f.armed = time.Millisecond
 		if err := v.Flush(ctx); err == nil || f.told != 1 {
 			return fmt.Errorf("the flush did not fail: %v", err)
@@ -117,6 +118,7 @@ func TestFlushErrorAfterAReconnect(t *testing.T) {
 		if err := errors.Join(client.WriteAt(page('N'), 0, 0), v.WriteAt(ctx, page('N'), 4<<20, 0)); err != nil {
 			return err
 		}
+		b.rt.Sleep(time.Millisecond) // until then a flush may have to tell once more of what was just acknowledged
 		f.armed = time.Millisecond
 		if err := v.Flush(ctx); err == nil {
 			return errors.New("the flush did not fail")
