@@ -54,26 +54,43 @@ func (t *Table) Wanted() int {
 
 // A supply says how many times what is usual batches are, and what is kept ready. A batch takes a write of all generations and
 // a journal entry, milliseconds on a fast device; where data takes more buckets than two usual batches have in that time,
-// it would wait for each, and each would cost as much as a larger one.
+// it would wait for each, and each would cost as much as a larger one. So they grow when less than a quarter of what is kept
+// ready is left at the end of one, and shrink when for long more than three quarters were.
 type supply struct {
 	times int
-	short bool // data has found no bucket though there was something to pick, since the last batch began
-	calm  int  // batches since that was so
+	short bool // that little was left, or data has found no bucket though there was something to pick, since the last batch began
+	calm  int  // batches at whose end there was much left
 }
 
-// supplyCalm is how many batches without a shortage make the next ones smaller again.
+// supplyCalm is how many batches with much left make the next ones smaller again.
 const supplyCalm = 64
 
 func (s *supply) adapt(most int) {
 	switch {
 	case s.short:
 		s.times, s.calm = min(2*s.times, most), 0
-	case s.times > 1:
-		if s.calm++; s.calm >= supplyCalm {
-			s.times, s.calm = s.times/2, 0
-		}
+	case s.calm >= supplyCalm:
+		s.times, s.calm = max(s.times/2, 1), 0
 	}
 	s.short = false
+}
+
+// left says how many buckets there were for data when a batch was durable, of how many that should be.
+func (s *supply) left(n, of int) {
+	switch {
+	case 4*n < of:
+		s.short = true
+	case 4*n >= 3*of:
+		s.calm++
+	default:
+		s.calm = 0
+	}
+}
+
+// forData is how many buckets dirty data could take, one after the other.
+func (t *Table) forData() int {
+	left := t.spare() + t.opt.MovingReserve + t.nodeSlack()
+	return min(t.pools[poolCommon].n, t.unused()-left, t.reusable()-left-int(t.geo.KernelFreeInc))
 }
 
 // Pickable returns how many buckets could be picked, 0 as long as a policy of mark and sweep forbids it.
@@ -267,6 +284,9 @@ func (t *Table) BatchDurable(seq uint64) (more bool) {
 	case encoded:
 		t.named = 1 - t.named
 		a.phase = handing
+		if t.Pickable() > 0 {
+			t.supply.left(t.forData(), t.opt.Ready*t.supply.times)
+		}
 		t.stats.Batches++
 	case handing:
 	default:
