@@ -159,7 +159,10 @@ func (s *Set) tidyRunLocked(level int, at btree.Pos) {
 		list := s.find(chore{low: x.low, ptr: x.ptr, level: uint8(level), nodes: uint8(nodes)})
 		done := false
 		if len(list) > 0 {
-			done, _ = s.replace(false, list...) // an error stops the set
+			var err error
+			if done, err = s.replace(false, list...); err != nil && s.stop.Err() == nil {
+				s.fail(err) // what was to be replaced waits for that write
+			}
 		}
 		s.mu.Lock()
 		if !done {
