@@ -13,6 +13,7 @@ import (
 //
 //	NewMarks, Table.UseMarks, Seed until done     from the exact counts
 //	Begin until done; Mark for every key; Finish until done       a collection
+//	    GiveUp until done in place of Finish                      where the walk cannot be made
 //	Table.DropMarks
 //
 // They take 4 bytes a bucket, and 16 for each bucket of a batch. Calls are short, and are made with the set's lock
@@ -100,22 +101,7 @@ func (t *Table) DropMarks() { t.marks = nil }
 func (m *Marks) Seed() (more bool) {
 	end := m.slice(m.seeded)
 	for ; m.seeded < end; m.seeded++ {
-		w, s := m.t.get(m.seeded)
-		k := &m.of[m.seeded]
-		k.oldest = s.oldest()
-		switch s.state() {
-		case stateMeta, stateFixed, stateGated:
-			k.set(markMeta, m.t.geo.BucketSectors)
-		case stateData, stateSuspect:
-			switch {
-			case w.pins() > 0: // who holds it may put dirty data there
-				k.set(markDirty, m.t.geo.BucketSectors)
-			case w.dirty() > 0:
-				k.set(markDirty, w.live())
-			case w.live() > 0:
-				k.set(markClean, w.live())
-			}
-		}
+		m.seed(m.seeded)
 	}
 	if m.seeded < uint32(len(m.of)) {
 		return true
@@ -123,6 +109,28 @@ func (m *Marks) Seed() (more bool) {
 	m.valid = true
 	m.rearm()
 	return false
+}
+
+// seed takes over what the exact counts say of a bucket.
+func (m *Marks) seed(b uint32) {
+	w, s := m.t.get(b)
+	k := &m.of[b]
+	k.oldest = s.oldest()
+	class, used := uint8(markNone), uint32(0)
+	switch s.state() {
+	case stateMeta, stateFixed, stateGated:
+		class, used = markMeta, m.t.geo.BucketSectors
+	case stateData, stateSuspect:
+		switch {
+		case w.pins() > 0: // who holds it may put dirty data there
+			class, used = markDirty, m.t.geo.BucketSectors
+		case w.dirty() > 0:
+			class, used = markDirty, w.live()
+		case w.live() > 0:
+			class, used = markClean, w.live()
+		}
+	}
+	k.set(class, used)
 }
 
 func (m *Marks) slice(from uint32) (end uint32) {
@@ -275,6 +283,22 @@ func (m *Marks) Finish() (more bool) {
 
 // Abort gives a collection up. The marks are of no use until one comes to its end.
 func (m *Marks) Abort() { m.on = false }
+
+// GiveUp ends a collection whose walk cannot come to its end, and reports whether it has to be called again. The marks are
+// those of the exact counts then.
+func (m *Marks) GiveUp() (more bool) {
+	end := m.slice(m.ended)
+	for ; m.ended < end; m.ended++ {
+		m.of[m.ended].flags &^= reclaimableBit
+		m.seed(m.ended)
+	}
+	if m.ended < uint32(len(m.of)) {
+		return true
+	}
+	m.valid, m.on, m.starved = true, false, false
+	m.rearm()
+	return false
+}
 
 // allocated notes that a bucket was handed out.
 func (m *Marks) allocated(b uint32, u Use) {

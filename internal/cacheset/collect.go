@@ -38,8 +38,10 @@ type collector struct {
 	slept   time.Duration
 	seen    int    // nodes
 	serial  uint64 // collections that have ended, well or not
+	unread  bool   // the last one met a node that cannot be read
 	run     []counted
 	written []*btree.Node
+	err     error // of the read of a node that the slice met last
 
 	stats GCStats
 }
@@ -282,14 +284,22 @@ func (s *Set) collectLocked() {
 	c.stats.walked = walked{}
 	s.log.Debug("a collection begins", "set", s.UUID().String(), "policy", c.name)
 	s.holdBucketsLocked(m.Begin)
-	whole := s.collectNodesLocked()
-	if whole {
+	whole, err := s.collectNodesLocked()
+	switch {
+	case whole:
 		s.holdBucketsLocked(m.Finish)
 		if c.pacer != nil {
 			c.pacer.Finished()
 		}
 		s.collectedLocked()
-	} else {
+		c.unread = false
+	case err != nil:
+		s.holdBucketsLocked(m.GiveUp)
+		if !c.unread {
+			s.log.Warn("a collection was given up", "set", s.UUID().String(), "policy", c.name, "err", err)
+		}
+		c.unread = true
+	default:
 		m.Abort()
 	}
 	c.under = false

@@ -3,10 +3,14 @@ package cacheset
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
 	"github.com/ubcache/ubcache/internal/blockdev"
+	"github.com/ubcache/ubcache/internal/btree"
+	"github.com/ubcache/ubcache/internal/bucket"
+	"github.com/ubcache/ubcache/internal/pace"
 )
 
 // faulty starts the set again, with all nodes on the disk, on a device that can be made to fail. The nodes that are in
@@ -74,4 +78,74 @@ func TestCollectionThatCannotWrite(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// A node that cannot be read ends a collection: it can say nothing, and who waits for it, and for the buckets that nobody
+// gets meanwhile, may not wait for ever. What the exact counts have says what may be picked till the next one.
+func TestCollectionThatCannotRead(t *testing.T) {
+	for _, policy := range pace.Names {
+		t.Run(policy, func(t *testing.T) {
+			simulate(t, 1, func(w *world) error {
+				if err := w.small(); err != nil {
+					return err
+				}
+				disk, err := w.faulty()
+				if err != nil {
+					return err
+				}
+				s := w.set
+				w.rt.Sleep(2 * time.Minute)
+				s.mu.Lock()
+				s.tree.Evict(0, 1000)
+				_, miss := s.tree.NodeAt(0, btree.Pos{Inode: 1, Sector: worldSectors / 2})
+				s.mu.Unlock()
+				if miss.IsZero() {
+					return errors.New("the node is in memory")
+				}
+				remove := disk.Add(blockdev.Fault{Ops: []blockdev.Op{blockdev.OpRead}, Off: int64(miss.Ptr.Sector()) * 512, Len: int64(miss.Sectors) * 512})
+				if err := s.SetGCPolicy(policy); err != nil {
+					return err
+				}
+				if err := w.collected(); err != nil {
+					return fmt.Errorf("%w; %+v", err, s.GC())
+				}
+				g := s.GC()
+				if g.Collections != 0 || g.Differences != 0 || s.Err() != nil {
+					return fmt.Errorf("%+v; %w", g, s.Err())
+				}
+				for range 2 * s.table.NBuckets() { // the whole cache is evicted, and again
+					if err := w.churn(); err != nil {
+						return err
+					}
+				}
+				if n := remove(); n == 0 {
+					return errors.New("nobody has met the node")
+				}
+				if err := w.collected(); err != nil {
+					return err
+				}
+				if g := s.GC(); g.Collections == 0 || g.Differences != 0 {
+					return fmt.Errorf("when the node can be read: %+v", g)
+				}
+				return w.compare(false)
+			})
+		})
+	}
+}
+
+// churn takes a bucket for clean data, and lets it go, within a minute.
+func (w *world) churn() error {
+	s := w.set
+	for until := w.rt.Now() + time.Minute; w.rt.Now() < until; w.rt.Sleep(time.Millisecond) {
+		s.mu.Lock()
+		p, n := s.SpaceLocked(bucket.ForClean, 1, 0, s.geo.BucketSectors, s.geo.BucketSectors, 1)
+		if n > 0 {
+			s.LetGoLocked(p)
+		}
+		s.mu.Unlock()
+		if n > 0 {
+			return nil
+		}
+	}
+	return errors.New("no bucket in a minute")
 }

@@ -15,21 +15,23 @@ type counted struct {
 }
 
 // collectNodesLocked walks the whole index, in key order, and marks what it finds. It reports whether it has come to the
-// end. It lets go of the lock.
+// end; an error says that it cannot, since there is a node that could not be read in writeTries slices. It lets go of the
+// lock.
 //
 //	slice: the gate is shut
 //	  from the root down to where the last slice ended: interior nodes are marked, again and again
 //	  leaves, four at a time in view: coalesced if they fit in one node fewer, marked, rewritten if they are old or bad,
 //	  their open keys handed to the writers
 //	the gate is opened; what was handed over is waited for; a pause
-func (s *Set) collectNodesLocked() (whole bool) {
+func (s *Set) collectNodesLocked() (whole bool, err error) {
 	c := &s.gc
 	g := &gate{}
 	g.opened.Init(&s.mu)
 	s.gate = g
 	defer func() { s.gate = nil }()
+	failed := 0
 	for at := (btree.Pos{}); ; {
-		c.written = c.written[:0]
+		c.written, c.err = c.written[:0], nil
 		g.shutLocked(s.rt.Now())
 		at, whole = s.collectSliceLocked(at)
 		held := g.openLocked(s.rt.Now())
@@ -39,7 +41,12 @@ func (s *Set) collectNodesLocked() (whole bool) {
 		c.stats.LongestHold = max(c.stats.LongestHold, held)
 		s.awaitWrittenLocked()
 		if whole || s.endLocked() {
-			return whole
+			return whole, nil
+		}
+		if failed++; c.err == nil {
+			failed = 0
+		} else if failed == writeTries {
+			return false, c.err
 		}
 		s.sleepLocked()
 	}
@@ -70,6 +77,7 @@ func (s *Set) collectSliceLocked(at btree.Pos) (next btree.Pos, whole bool) {
 			return at, at == btree.MaxPos
 		}
 		s.tidyRunLocked(0, at)
+		c.err = nil // of nodes that are not due yet
 		n := s.readyLocked(0, at)
 		if n == nil {
 			return at, at == btree.MaxPos
@@ -87,7 +95,7 @@ func (s *Set) collectSliceLocked(at btree.Pos) (next btree.Pos, whole bool) {
 }
 
 // readyLocked returns the node of a level at a position, read if it has to be; nil where there is none, or if it cannot be
-// read: who needs it gets the error.
+// read: then c.err says why.
 func (s *Set) readyLocked(level int, at btree.Pos) *btree.Node {
 	for !s.endLocked() {
 		n, miss := s.tree.NodeAt(level, at)
@@ -101,6 +109,7 @@ func (s *Set) readyLocked(level int, at btree.Pos) *btree.Node {
 		err := s.ReadNode(miss)
 		s.mu.Lock()
 		if err != nil {
+			s.gc.err = err
 			return nil
 		}
 	}
@@ -275,6 +284,7 @@ func (s *Set) markLeafLocked(n *btree.Node, at btree.Pos) btree.Pos {
 		}
 		s.mu.Lock()
 		if err != nil {
+			c.err = err
 			return at
 		}
 	}
