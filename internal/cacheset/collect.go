@@ -242,7 +242,14 @@ func (s *Set) CleanLocked() {
 // FullLocked is told when a request goes round the cache since so much is in use; clean says that its volume has no dirty
 // data. The kernel has a collection find out what is in use then; the exact counts know it. Source: B 1.2 rule 2.
 func (s *Set) FullLocked(clean bool) {
-	if s.marks != nil && clean && !s.gc.under && !s.marks.Due() {
+	if s.marks != nil && clean {
+		s.wantCollectionLocked()
+	}
+}
+
+// wantCollectionLocked has a collection begin soon, if none is under way.
+func (s *Set) wantCollectionLocked() {
+	if !s.gc.under && !s.marks.Due() {
 		s.marks.Ask()
 		s.gc.wake.Broadcast()
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/ubcache/ubcache/internal/blockdev"
 	"github.com/ubcache/ubcache/internal/btree"
 	"github.com/ubcache/ubcache/internal/bucket"
+	"github.com/ubcache/ubcache/internal/ondisk"
 	"github.com/ubcache/ubcache/internal/pace"
 )
 
@@ -148,4 +149,89 @@ func (w *world) churn() error {
 		}
 	}
 	return errors.New("no bucket in a minute")
+}
+
+// Who waits for a bucket for dirty data, where all is dirty, is told so: after the collections that could help, or when
+// there is nothing that one could find. So it is when the policy is changed under who waits.
+func TestFullUnderAPolicy(t *testing.T) {
+	for _, policy := range append(pace.Names, "changed") {
+		t.Run(policy, func(t *testing.T) {
+			simulate(t, 1, func(w *world) error {
+				first := policy
+				if policy == "changed" {
+					first = "classic"
+				}
+				s := w.set
+				if err := s.SetGCPolicy(first); err != nil {
+					return err
+				}
+				if err := w.fill(); err != nil {
+					return err
+				}
+				for try := range 3 {
+					begin := w.rt.Now()
+					over := false
+					w.rt.Go("change", func() {
+						for i := 0; policy == "changed" && !over; i++ {
+							_ = s.SetGCPolicy([]string{"exact", "classic"}[i%2])
+							w.rt.Sleep(time.Second)
+						}
+					})
+					err := w.within(time.Minute, func() error {
+						s.mu.Lock()
+						s.WantSpaceLocked(true)
+						s.mu.Unlock()
+						err := s.WaitSpace()
+						s.mu.Lock()
+						s.WantSpaceLocked(false)
+						s.mu.Unlock()
+						return err
+					})
+					over = true
+					if !errors.Is(err, ErrNoSpace) {
+						return fmt.Errorf("try %d: after %v: %w; %v", try, w.rt.Now()-begin, err, s.table.Counts())
+					}
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// fill makes all of the cache dirty, by one sector of each bucket.
+func (w *world) fill() error {
+	s := w.set
+	in := Insertion{Pinned: true}
+	last := w.rt.Now()
+	for at := uint64(1); w.rt.Now()-last < 20*time.Second; {
+		s.mu.Lock()
+		p, n := s.SpaceLocked(bucket.ForDirty, 1, at, s.geo.BucketSectors, s.geo.BucketSectors, 1)
+		s.mu.Unlock()
+		if n == 0 {
+			w.rt.Sleep(10 * time.Millisecond)
+			continue
+		}
+		in.Keys = append(in.Keys[:0], ondisk.NewExtent(1, at+1, 1, p, true))
+		if err := s.Insert(&in); err != nil {
+			return err
+		}
+		at, last = at+2, w.rt.Now()
+	}
+	return nil
+}
+
+// within runs fn; an error says that it took longer.
+func (w *world) within(d time.Duration, fn func() error) error {
+	over := false
+	var err error
+	w.rt.Go("within", func() {
+		err = fn()
+		over = true
+	})
+	for until := w.rt.Now() + d; !over; w.rt.Sleep(10 * time.Millisecond) {
+		if w.rt.Now() > until {
+			return errors.New("it is not over")
+		}
+	}
+	return err
 }

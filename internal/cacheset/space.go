@@ -76,7 +76,8 @@ func (s *Set) SpaceLocked(kind bucket.Use, inode uint32, start uint64, want, uni
 	return p, n
 }
 
-// spaceWait is how long data that must go to the cache waits for a batch of buckets.
+// spaceWait is how long data that must go to the cache waits for a batch of buckets, beside two collections at most that may
+// find some.
 const spaceWait = 10 * time.Second
 
 // WantSpaceLocked says that a writer found no room for data that must go to the cache and begins to wait, or with false, that
@@ -105,12 +106,7 @@ func (s *Set) WaitSpace() error {
 		s.AwaitBucketsLocked(true)
 		return nil
 	}
-	ctx := s.stop
-	if s.marks == nil { // else as long as a collection takes
-		limited, cancel := s.rt.WithTimeout(s.stop, spaceWait)
-		defer cancel()
-		ctx = limited
-	}
+	until := s.rt.Now() + spaceWait
 	serial := s.gc.serial
 	var waited [StallGens + 1]time.Duration
 	defer func() {
@@ -122,8 +118,11 @@ func (s *Set) WaitSpace() error {
 			s.move.Signal()
 		} else if s.table.Resting() > 0 {
 			s.lagging.Signal() // a sweep ends their rest, or the time is over
-		} else if !s.moving && !s.batching && s.table.Pickable() == 0 && s.table.Counts()[bucket.Inc] == 0 && !s.helpsLocked(serial) {
-			return ErrNoSpace
+		} else if !s.moving && !s.batching && s.table.Pickable() == 0 && s.table.Counts()[bucket.Inc] == 0 {
+			if !s.helpsLocked(serial) {
+				return ErrNoSpace
+			}
+			s.wantCollectionLocked()
 		}
 		s.refill.Signal()
 		cause := StallAllocation
@@ -131,12 +130,17 @@ func (s *Set) WaitSpace() error {
 			cause = StallGens
 		}
 		begin := s.rt.Now()
+		if s.gc.under && s.helpsLocked(serial) { // as long as that takes
+			until = begin + spaceWait
+		}
+		ctx, cancel := s.rt.WithTimeout(s.stop, until-begin)
 		err := s.ready.WaitContext(ctx)
+		cancel()
 		waited[cause] += s.rt.Now() - begin
 		if serr := s.errLocked(); serr != nil {
 			return serr
 		}
-		if err != nil {
+		if err != nil && (s.stop.Err() != nil || !s.gc.under || !s.helpsLocked(serial)) {
 			return ErrNoSpace
 		}
 	}
