@@ -97,7 +97,9 @@ func TestCollectionThatCannotRead(t *testing.T) {
 				s := w.set
 				w.rt.Sleep(2 * time.Minute)
 				s.mu.Lock()
-				s.tree.Evict(0, 1000)
+				for range 4 { // those that were used have a second chance
+					s.tree.Evict(0, 1000)
+				}
 				_, miss := s.tree.NodeAt(0, btree.Pos{Inode: 1, Sector: worldSectors / 2})
 				s.mu.Unlock()
 				if miss.IsZero() {
@@ -234,4 +236,51 @@ func (w *world) within(d time.Duration, fn func() error) error {
 		}
 	}
 	return err
+}
+
+// A set is closed in the middle of a collection although nodes have to be rewritten for that, and no bucket is ready for
+// their copies: the collection is given up, and what it left unknown forbids nothing.
+func TestCloseWhileCollecting(t *testing.T) {
+	for _, policy := range pace.Names {
+		t.Run(policy, func(t *testing.T) {
+			simulate(t, 1, func(w *world) error {
+				if err := w.small(); err != nil {
+					return err
+				}
+				s := w.set
+				s.TuneGC(func(t *GCTuning) { t.MinNodes, t.Sleep = 1, time.Minute })
+				s.Arrived(1)
+				if err := s.SetGCPolicy(policy); err != nil {
+					return err
+				}
+				s.TriggerGC()
+				w.rt.Sleep(time.Second)
+				s.mu.Lock()
+				if !s.gc.under {
+					s.mu.Unlock()
+					return errors.New("no collection")
+				}
+				var taken []uint32
+				for {
+					b, _, ok := s.table.Allocate(bucket.ForMeta)
+					if !ok {
+						break
+					}
+					taken = append(taken, b)
+				}
+				n, _ := s.tree.NodeAt(0, btree.Pos{})
+				if n == nil {
+					s.mu.Unlock()
+					return errors.New("the first leaf is not in memory")
+				}
+				s.queueLocked(n, true)
+				for _, b := range taken {
+					s.table.Return(b)
+				}
+				s.mu.Unlock()
+				w.set = nil
+				return w.within(5*time.Minute, func() error { return s.Close(context.Background()) })
+			})
+		})
+	}
 }

@@ -583,6 +583,9 @@ func (s *Set) Close(ctx context.Context) error {
 		return ErrClosed
 	}
 	s.closed = true
+	s.table.DropMarks() // no collection comes that would say what may be picked
+	s.refill.Signal()
+	s.gc.wake.Broadcast()
 	err := s.writeAllLocked(ctx)
 	s.mu.Unlock()
 	if err == nil {
