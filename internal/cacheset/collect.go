@@ -133,7 +133,12 @@ func (s *Set) SetGCPolicy(name string) error {
 			c.over.Wait() // also where the set has failed: then the collection ends by itself
 		}
 		s.table.DropMarks()
-		s.marks = nil
+		if s.marks != nil {
+			m := s.marks.Stats()
+			c.stats.Looked += m.Looked
+			c.stats.Differences += m.Differences
+			s.marks = nil
+		}
 		s.tree.SetTight(false)
 		s.refill.Signal()
 		s.ready.Broadcast()
@@ -349,7 +354,8 @@ func (s *Set) GC() GCStats {
 	}
 	if s.marks != nil {
 		m := s.marks.Stats()
-		st.Looked, st.Differences = m.Looked, m.Differences
+		st.Looked += m.Looked
+		st.Differences += m.Differences
 	}
 	return st
 }

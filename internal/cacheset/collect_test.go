@@ -284,3 +284,32 @@ func TestCloseWhileCollecting(t *testing.T) {
 		})
 	}
 }
+
+// What is counted is counted since the start, whatever the policies were; it does not go with one of them.
+func TestCollectionTotals(t *testing.T) {
+	simulate(t, 1, func(w *world) error {
+		s := w.set
+		var before GCStats
+		for _, policy := range []string{"classic", Exact, "paced", Exact, "reclaim"} {
+			if err := s.SetGCPolicy(policy); err != nil {
+				return err
+			}
+			if policy != Exact {
+				for range 40 {
+					if err := w.churn(); err != nil {
+						return err
+					}
+				}
+				if err := w.collected(); err != nil {
+					return err
+				}
+			}
+			g := s.GC()
+			if g.Looked < before.Looked || g.Looked == before.Looked && policy != Exact || g.Differences != 0 {
+				return fmt.Errorf("%s: %+v, before %+v", policy, g, before)
+			}
+			before = g
+		}
+		return nil
+	})
+}
