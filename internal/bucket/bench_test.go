@@ -300,6 +300,36 @@ func BenchmarkHolds(b *testing.B) {
 	}
 }
 
+// BenchmarkMarkHolds is how long calls of Marks hold the lock: at the beginning and the end of a collection, and while a
+// batch is picked.
+func BenchmarkMarkHolds(b *testing.B) {
+	for _, p := range []ondisk.Replacement{ondisk.LRU, ondisk.FIFO, ondisk.Random} {
+		b.Run(p.String(), func(b *testing.B) {
+			measure(b, p, layouts[0], func(h *holds, tab *Table) {
+				m := tab.NewMarks()
+				tab.UseMarks(m)
+				h.batch(m.Seed)
+				for seq := range uint64(3) {
+					dataAgain(tab)
+					h.of(tab.BeginBatch)
+					h.batch(func() bool { return tab.FillBatch(seq + 1) })
+					durable(tab, seq+1)
+				}
+				h.batch(m.Begin)
+				for b := range uint32(many) {
+					if w, s := tab.get(b); s.state() == stateData && w.live() > 0 {
+						m.Mark(ondisk.MakePtr(w.gen(), tab.geo.BucketStart(uint64(b)), 0), w.live(), false, false)
+					}
+				}
+				h.batch(m.Finish)
+				if n := m.Stats().Differences; n > 0 {
+					b.Fatalf("%d differences", n)
+				}
+			})
+		})
+	}
+}
+
 func BenchmarkBytesPerBucket(b *testing.B) {
 	tab := empty(b, 1<<20, Options{})
 	for b.Loop() {

@@ -77,8 +77,16 @@ type victim struct {
 	b     uint32
 }
 
-// MarkSlice is how many buckets are looked at in one call, some 10 ns each.
+// MarkSlice is how many buckets are looked at in one call at most, some 10 ns each.
 const MarkSlice = 4096
+
+// What else a call that picks may do counts as so many looks at buckets that lie one after the other: the lock is held no
+// longer for it.
+const (
+	offerWork  = 16                    // a victim kept
+	randomWork = 16                    // a look at random
+	takeWork   = MarkSlice / pickSlice // a pick
+)
 
 // collectShare: a collection is due when such a part of the cache was written.
 const collectShare = 16
@@ -351,8 +359,9 @@ func (m *Marks) fill(open uint64) (more bool) {
 func (m *Marks) look() {
 	t := m.t
 	from := uint32(m.looked)
-	end := m.slice(from)
-	for b := from; b < end; b++ {
+	b := from
+	for work := 0; work < MarkSlice && b < uint32(len(m.of)); b++ {
+		work++
 		w, s := t.get(b)
 		k := &m.of[b]
 		if !m.reclaimable(k, w.gen(), w.pins()) || tierOf(w, s) == tierNone {
@@ -361,17 +370,19 @@ func (m *Marks) look() {
 		prio := t.prioOf(s)
 		m.lowestIn = min(m.lowestIn, prio)
 		lowest := min(m.lowest, prio)
-		m.offer(victim{uint64(prio-lowest+(ondisk.PrioInitial-lowest)/8) * uint64(k.used), b}, t.batch.want)
+		if m.offer(victim{uint64(prio-lowest+(ondisk.PrioInitial-lowest)/8) * uint64(k.used), b}, t.batch.want) {
+			work += offerWork
+		}
 	}
-	m.looked = uint64(end)
-	m.stats.Looked += uint64(end - from)
-	if m.chosen = end == uint32(len(m.of)); m.chosen {
+	m.looked = uint64(b)
+	m.stats.Looked += uint64(b - from)
+	if m.chosen = b == uint32(len(m.of)); m.chosen {
 		m.lowest, m.lowestIn = m.lowestIn, math.MaxUint16
 	}
 }
 
-// offer keeps a victim if it is one of the most with the lowest scores.
-func (m *Marks) offer(v victim, most int) {
+// offer keeps a victim if it is one of the most with the lowest scores, and reports whether it is.
+func (m *Marks) offer(v victim, most int) bool {
 	h := m.victims
 	if len(h) < most {
 		h = append(h, v)
@@ -379,10 +390,10 @@ func (m *Marks) offer(v victim, most int) {
 			h[i], h[(i-1)/2] = h[(i-1)/2], h[i]
 		}
 		m.victims = h
-		return
+		return true
 	}
 	if v.score >= h[0].score {
-		return
+		return false
 	}
 	h[0] = v
 	for i := 0; ; {
@@ -391,7 +402,7 @@ func (m *Marks) offer(v victim, most int) {
 			c++
 		}
 		if c >= len(h) || h[c].score <= h[i].score {
-			return
+			return true
 		}
 		h[i], h[c] = h[c], h[i]
 		i = c
@@ -402,33 +413,37 @@ func (m *Marks) offer(v victim, most int) {
 // more to look at: all once, or half as many as there are at random.
 func (m *Marks) inTurn(open uint64) (more bool) {
 	t := m.t
-	most, n := uint64(len(m.of)), uint64(0)
+	most, n, step := uint64(len(m.of)), uint64(0), 1
 	if t.opt.Policy == ondisk.Random {
-		most /= 2
+		most, step = most/2, randomWork
 	}
-	for ; n < MarkSlice && m.looked < most && len(t.batch.list) < t.batch.want; n++ {
+	for work := 0; work < MarkSlice && m.looked < most && len(t.batch.list) < t.batch.want; work += step {
 		if t.opt.Policy == ondisk.Random {
 			m.at = uint32(t.run.Uint64N(uint64(len(m.of))))
 		}
-		m.take(m.at, open)
+		if m.take(m.at, open) {
+			work += takeWork
+		}
 		if m.at++; m.at == uint32(len(m.of)) {
 			m.at = 0
 		}
 		m.looked++
+		n++
 	}
 	m.stats.Looked += n
 	return m.looked < most && len(t.batch.list) < t.batch.want
 }
 
-// take picks a bucket, if that may be: it was looked at some time ago.
-func (m *Marks) take(b uint32, open uint64) {
+// take picks a bucket, if that may be: it was looked at some time ago. It reports whether it was.
+func (m *Marks) take(b uint32, open uint64) bool {
 	w, s := m.t.get(b)
 	k := &m.of[b]
 	if !m.reclaimable(k, w.gen(), w.pins()) || tierOf(w, s) == tierNone {
-		return
+		return false
 	}
 	k.flags &^= reclaimableBit
 	m.t.pick(b, open)
+	return true
 }
 
 // marked reports whether marks say what may be picked.
@@ -459,6 +474,14 @@ func (t *Table) DropEmptyBatch() bool {
 	}
 	a.phase = idle
 	return true
+}
+
+// Examined returns how many buckets the marks that FillBatch goes by have looked at.
+func (t *Table) Examined() uint64 {
+	if t.batch.marks == nil {
+		return 0
+	}
+	return t.batch.marks.stats.Looked
 }
 
 // Looking reports whether FillBatch goes by marks.

@@ -130,3 +130,27 @@ func TestCollectionMarks(t *testing.T) {
 		t.Error("not due when a 16th of the cache was written")
 	}
 }
+
+// However a policy of replacement picks, a call picks no more than without marks: each is some work under the lock.
+func TestMarksPickInSlices(t *testing.T) {
+	for _, p := range []ondisk.Replacement{ondisk.LRU, ondisk.FIFO, ondisk.Random} {
+		table, _ := marked(t, 1<<16)
+		table.SetPolicy(p)
+		for {
+			if _, _, ok := table.Allocate(ForClean); !ok {
+				break
+			}
+		}
+		if !table.BeginBatch() || table.batch.want < 2*pickSlice {
+			t.Fatalf("%v: a batch of %d", p, table.batch.want)
+		}
+		for before, more := 0, true; more; before = len(table.batch.list) {
+			if more = table.FillBatch(1); len(table.batch.list)-before > pickSlice {
+				t.Fatalf("%v: %d picked in one call", p, len(table.batch.list)-before)
+			}
+		}
+		if len(table.batch.list) < table.batch.want {
+			t.Errorf("%v: %d picked of %d", p, len(table.batch.list), table.batch.want)
+		}
+	}
+}

@@ -295,18 +295,18 @@ func (s *Set) collectLocked() {
 	c.under, c.begun, c.slept, c.seen = true, s.rt.Now(), 0, 0
 	c.stats.walked = walked{}
 	s.log.Debug("a collection begins", "set", s.UUID().String(), "policy", c.name)
-	s.holdBucketsLocked(m.Begin)
+	s.holdBucketsLocked(inSlices(m.Begin))
 	whole, err := s.collectNodesLocked()
 	switch {
 	case whole:
-		s.holdBucketsLocked(m.Finish)
+		s.holdBucketsLocked(inSlices(m.Finish))
 		if c.pacer != nil {
 			c.pacer.Finished()
 		}
 		s.collectedLocked()
 		c.unread = false
 	case err != nil:
-		s.holdBucketsLocked(m.GiveUp)
+		s.holdBucketsLocked(inSlices(m.GiveUp))
 		if !c.unread {
 			s.log.Warn("a collection was given up", "set", s.UUID().String(), "policy", c.name, "err", err)
 		}
@@ -372,20 +372,26 @@ func (s *Set) Sets() (st btree.SetStats) {
 	return st
 }
 
-// holdBucketsLocked calls step until it is through. Meanwhile nobody allocates, or reads a node. It lets go of the set's
-// lock between two steps.
-func (s *Set) holdBucketsLocked(step func() (more bool)) {
+// holdBucketsLocked calls step until it is through, which says how many buckets it has looked at. Meanwhile nobody allocates,
+// or reads a node. It lets go of the set's lock between two steps.
+func (s *Set) holdBucketsLocked(step func() (looked uint64, more bool)) {
 	c := &s.gc
 	s.awaitBucketsLocked()
 	c.held = true
 	for more := true; more; {
-		more = step()
+		var looked uint64
+		looked, more = step()
 		s.mu.Unlock()
-		s.charge(bucket.MarkSlice * lookTime)
+		s.charge(time.Duration(looked) * lookTime)
 		s.mu.Lock()
 	}
 	c.held = false
 	c.free.Broadcast()
+}
+
+// inSlices makes a step of holdBucketsLocked of what looks at bucket.MarkSlice buckets in a call.
+func inSlices(call func() (more bool)) func() (looked uint64, more bool) {
+	return func() (uint64, bool) { return bucket.MarkSlice, call() }
 }
 
 // awaitBucketsLocked waits while nobody may allocate.

@@ -313,3 +313,41 @@ func TestCollectionTotals(t *testing.T) {
 		return nil
 	})
 }
+
+// In a simulation the allocator is held up, to choose victims, for as long as the buckets that are looked at take the kernel,
+// in however many parts that is done.
+func TestLooksTakeTheirTime(t *testing.T) {
+	simulate(t, 1, func(w *world) error {
+		s := w.set
+		if err := s.SetGCPolicy("classic"); err != nil {
+			return err
+		}
+		var held time.Duration
+		over := false
+		w.rt.Go("watch", func() {
+			for !over {
+				s.mu.Lock()
+				if s.gc.held {
+					held += time.Microsecond
+				}
+				s.mu.Unlock()
+				w.rt.Sleep(time.Microsecond)
+			}
+		})
+		for range 200 {
+			if err := w.churn(); err != nil {
+				return err
+			}
+		}
+		over = true
+		g := s.GC()
+		want := time.Duration(g.Looked) * lookTime
+		if g.Collections > 0 { // at its beginning and its end
+			want += time.Duration(2*g.Collections) * bucket.MarkSlice * lookTime
+		}
+		if g.Looked == 0 || held < want*9/10 || held > want*11/10 {
+			return fmt.Errorf("held up for %v, %d looks take %v", held, g.Looked, want)
+		}
+		return nil
+	})
+}

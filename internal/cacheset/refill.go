@@ -43,7 +43,11 @@ func (s *Set) batch() error {
 		return nil
 	}
 	if s.table.Looking() {
-		s.holdBucketsLocked(func() bool { return s.table.FillBatch(s.journal.OpenLocked()) })
+		s.holdBucketsLocked(func() (uint64, bool) {
+			before := s.table.Examined()
+			more := s.table.FillBatch(s.journal.OpenLocked())
+			return s.table.Examined() - before, more
+		})
 		if s.marks != nil && s.marks.Starved() {
 			s.gc.wake.Broadcast()
 		}
