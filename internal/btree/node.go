@@ -249,6 +249,26 @@ func (n *Node) OtherPtrs(fn func(p ondisk.Ptr)) {
 	}
 }
 
+// OtherPtrsFrom is OtherPtrs for the pointers from number from on, limit at most. It returns where to go on, 0 when it is
+// through. Of a node that changes between two calls it may leave some out, and show others twice.
+func (n *Node) OtherPtrsFrom(from, limit int, fn func(p ondisk.Ptr)) (next int) {
+	at, end := from, from+limit
+	for ; at < min(end, len(n.kids)); at++ {
+		fn(n.kids[at].ptr)
+	}
+	past := len(n.kids)
+	for _, list := range [][]ondisk.Ptr{n.dead, n.link.stale} {
+		for ; at >= past && at < min(end, past+len(list)); at++ {
+			fn(list[at-past])
+		}
+		past += len(list)
+	}
+	if at < past {
+		return at
+	}
+	return 0
+}
+
 // Stats are counts of one node.
 type Stats struct {
 	Keys       int   // in memory

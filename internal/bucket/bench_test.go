@@ -300,8 +300,8 @@ func BenchmarkHolds(b *testing.B) {
 	}
 }
 
-// BenchmarkMarkHolds is how long calls of Marks hold the lock: at the beginning and the end of a collection, and while a
-// batch is picked.
+// BenchmarkMarkHolds is how long calls of Marks hold the lock: at the beginning and the end of a collection, while a batch is
+// picked, and for 1024 pointers, of buckets at random.
 func BenchmarkMarkHolds(b *testing.B) {
 	for _, p := range []ondisk.Replacement{ondisk.LRU, ondisk.FIFO, ondisk.Random} {
 		b.Run(p.String(), func(b *testing.B) {
@@ -320,6 +320,23 @@ func BenchmarkMarkHolds(b *testing.B) {
 					if w, s := tab.get(b); s.state() == stateData && w.live() > 0 {
 						m.Mark(ondisk.MakePtr(w.gen(), tab.geo.BucketStart(uint64(b)), 0), w.live(), false, false)
 					}
+				}
+				r := rand.New(rand.NewPCG(2, 2))
+				ptrs := make([]ondisk.Ptr, 1024)
+				for range 1000 {
+					for i := range ptrs {
+						x := r.Uint32N(many)
+						w, s := tab.get(x)
+						if ptrs[i] = 0; s.state() == stateData {
+							ptrs[i] = ondisk.MakePtr(w.gen(), tab.geo.BucketStart(uint64(x)), 0)
+						}
+					}
+					h.of(func() bool {
+						for _, p := range ptrs {
+							m.Mark(p, 8, false, false)
+						}
+						return false
+					})
 				}
 				h.batch(m.Finish)
 				if n := m.Stats().Differences; n > 0 {

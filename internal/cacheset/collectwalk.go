@@ -7,6 +7,10 @@ import (
 	"github.com/ubcache/ubcache/internal/ondisk"
 )
 
+// markSlice is how many pointers are seen in one hold of the lock. Each takes some 70 ns on a large cache, for what is known of
+// its bucket is in none of the processor's caches.
+const markSlice = 1024
+
 // A counted is a node that the walk has counted and not yet seen: one of the window.
 type counted struct {
 	seen
@@ -138,7 +142,7 @@ func (s *Set) enterLocked(at btree.Pos, all bool) bool {
 				return false
 			}
 		}
-		n.OtherPtrs(func(p ondisk.Ptr) { s.marks.Mark(p, root.Sectors, false, true) })
+		s.eachOtherLocked(n, func(p ondisk.Ptr) { s.marks.Mark(p, root.Sectors, false, true) })
 		words, room := n.Load(&s.geo)
 		s.gc.stats.walked.Words += uint64(words)
 		s.gc.stats.walked.Room += uint64(room)
@@ -223,6 +227,16 @@ func (s *Set) windowLocked(level int, at btree.Pos) bool {
 	return len(c.run) > 0
 }
 
+// eachOtherLocked calls fn with the pointers of a node that are not those of extents. It lets go of the lock now and then: what
+// is changed meanwhile it may leave out. Those are nodes, which are told by the exact counts in the end.
+func (s *Set) eachOtherLocked(n *btree.Node, fn func(p ondisk.Ptr)) {
+	for at := n.OtherPtrsFrom(0, markSlice, fn); at > 0 && !n.Gone(); at = n.OtherPtrsFrom(at, markSlice, fn) {
+		s.mu.Unlock()
+		s.charge(markSlice * markTime)
+		s.mu.Lock()
+	}
+}
+
 // countLocked counts the good keys of a node, and how old its pointers are. It lets go of the lock now and then.
 func (s *Set) countLocked(n *btree.Node) counted {
 	x := counted{high: n.Ref().High}
@@ -238,11 +252,11 @@ func (s *Set) countLocked(n *btree.Node) counted {
 		}
 		x.live++
 	}
-	n.OtherPtrs(see)
+	s.eachOtherLocked(n, see)
 	for at := x.low; n.Level() == 0 && at != x.high && !n.Gone(); {
-		if at = n.ExtentPtrs(at, sweepSlice, see); at != x.high {
+		if at = n.ExtentPtrs(at, markSlice, see); at != x.high {
 			s.mu.Unlock()
-			s.charge(sweepSlice * markTime)
+			s.charge(markSlice * markTime)
 			s.mu.Lock()
 		}
 	}
@@ -264,7 +278,7 @@ func (s *Set) markLeafLocked(n *btree.Node, at btree.Pos) btree.Pos {
 	w.Words += uint64(words)
 	w.Room += uint64(room)
 	for at.Less(high) && !s.endLocked() {
-		next, miss := s.tree.Scan(at, high, sweepSlice, func(x btree.Extent) bool {
+		next, miss := s.tree.Scan(at, high, markSlice, func(x btree.Extent) bool {
 			if x.HasPtr() {
 				s.marks.Mark(x.Ptr, uint32(x.Size), x.Dirty(), false)
 				if s.GoodLocked(x.Ptr) {
@@ -280,7 +294,7 @@ func (s *Set) markLeafLocked(n *btree.Node, at btree.Pos) btree.Pos {
 		if !miss.IsZero() { // it was let go meanwhile
 			err = s.ReadNode(miss)
 		} else {
-			s.charge(time.Duration(min(words/keyWords, sweepSlice)) * markTime)
+			s.charge(time.Duration(min(words/keyWords, markSlice)) * markTime)
 		}
 		s.mu.Lock()
 		if err != nil {
