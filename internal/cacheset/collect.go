@@ -148,6 +148,9 @@ func (s *Set) SetGCPolicy(name string) error {
 		s.mu.Unlock()
 		m := s.table.NewMarks()
 		s.mu.Lock()
+		if err := s.errLocked(); err != nil {
+			return err // Close has dropped marks for good
+		}
 		s.table.UseMarks(m)
 		for m.Seed() {
 			s.mu.Unlock()

@@ -351,3 +351,49 @@ func TestLooksTakeTheirTime(t *testing.T) {
 		return nil
 	})
 }
+
+// While a policy looks at all buckets nobody gets one, nor who waited for one before and is woken meanwhile.
+func TestNobodyAllocatesWhileBucketsAreHeld(t *testing.T) {
+	simulate(t, 1, func(w *world) error {
+		if err := w.slow(); err != nil {
+			return err
+		}
+		s := w.set
+		if err := s.SetGCPolicy("classic"); err != nil {
+			return err
+		}
+		s.mu.Lock()
+		for ok := true; ok; {
+			_, _, ok = s.table.Allocate(bucket.ForMeta)
+		}
+		got := false
+		w.rt.Go("waits", func() {
+			s.mu.Lock()
+			list, err := s.takeMetaLocked(true, 1)
+			got = err == nil
+			for _, p := range list {
+				s.table.Return(s.bucketOf(p))
+			}
+			s.mu.Unlock()
+		})
+		for s.needMeta == 0 || !s.batching { // generations are on their way, then there are buckets
+			s.mu.Unlock()
+			w.rt.Sleep(time.Microsecond)
+			s.mu.Lock()
+		}
+		s.gc.held = true
+		early := got
+		s.mu.Unlock()
+		w.rt.Sleep(time.Second)
+		s.mu.Lock()
+		held := got
+		s.gc.held = false
+		s.gc.free.Broadcast()
+		s.mu.Unlock()
+		w.rt.Sleep(time.Second)
+		if early || held || !got {
+			return fmt.Errorf("got a bucket before: %v, while they were held: %v, after: %v", early, held, got)
+		}
+		return nil
+	})
+}

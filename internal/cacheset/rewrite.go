@@ -258,5 +258,6 @@ func (s *Set) takeMetaLocked(must bool, n int) ([]ondisk.Ptr, error) {
 		}
 		s.ready.Wait()
 		s.needMeta--
+		s.awaitBucketsLocked()
 	}
 }
