@@ -397,3 +397,29 @@ func TestNobodyAllocatesWhileBucketsAreHeld(t *testing.T) {
 		return nil
 	})
 }
+
+// A collection rewrites the nodes that the kernel's does: those with a pointer older than ten generations, and those with more
+// bad keys than good ones. A parent of which a few nodes were split is none.
+func TestCollectionRewritesWhatIsOld(t *testing.T) {
+	simulate(t, 1, func(w *world) error {
+		s := w.set
+		if err := w.small(); err != nil { // leaves are split, one at a time
+			return err
+		}
+		w.rt.Sleep(2 * time.Minute)
+		if err := s.SetGCPolicy("classic"); err != nil {
+			return err
+		}
+		before := s.Info()
+		if before.Root.Level == 0 || before.NodeSplits == 0 {
+			return fmt.Errorf("%d splits, the root is %v", before.NodeSplits, before.Root)
+		}
+		if err := w.collected(); err != nil {
+			return err
+		}
+		if after := s.Info(); after.NodesStale > before.NodesStale || after.MaxLag > sweepOld {
+			return fmt.Errorf("%d nodes rewritten; lag %d", after.NodesStale-before.NodesStale, after.MaxLag)
+		}
+		return w.compare(false)
+	})
+}

@@ -243,10 +243,12 @@ func (s *Set) countLocked(n *btree.Node) counted {
 	x.low, x.ptr = n.Ref().Low, n.Ref().Ptr
 	words, room := n.Load(&s.geo)
 	x.words = words
+	bad := 0
 	see := func(p ondisk.Ptr) {
 		if b, ok := s.table.Bucket(p); ok {
 			if age := ondisk.GenAfter(s.table.Gen(b), p.Gen()); age != 0 {
 				x.oldest = max(x.oldest, age)
+				bad++
 				return
 			}
 		}
@@ -260,10 +262,11 @@ func (s *Set) countLocked(n *btree.Node) counted {
 			s.mu.Lock()
 		}
 	}
+	x.must = x.oldest > sweepOld // interior nodes too, unlike in a sweep. Source: B 3.3
 	if n.Level() > 0 {
-		x.must = x.oldest > 0 // nothing in an interior node hides an old pointer
+		x.stale = bad > x.live
 	} else {
-		x.must, x.stale = x.oldest > sweepOld, mostlyStale(x.live, words, room)
+		x.stale = mostlyStale(x.live, words, room)
 	}
 	return x
 }
