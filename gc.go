@@ -17,7 +17,6 @@ type GCStats struct {
 	Total       time.Duration // and all of them
 	Interval    time.Duration // from the end of one to that of the next, a moving average; 0: there were no two
 	Nodes       uint64        // that the last one saw, those that lead to where it went on after a pause again and again
-	Slices      uint64        // of the index, seen in one hold
 	Holds       uint64        // times that the index was held, so that requests waited
 	LongestHold time.Duration
 	TotalHold   time.Duration
@@ -30,7 +29,7 @@ func (s *CacheSet) GC() GCStats {
 	g := s.set.GC()
 	return GCStats{
 		Policy: g.Policy, Running: g.Running, Collections: g.Collections, Last: g.Last, Longest: g.Longest, Total: g.Total, Interval: g.Interval,
-		Nodes: g.Nodes, Slices: g.Slices, Holds: g.Holds, LongestHold: g.LongestHold, TotalHold: g.TotalHold, Looked: g.Looked, Differences: g.Differences,
+		Nodes: g.Nodes, Holds: g.Holds, LongestHold: g.LongestHold, TotalHold: g.TotalHold, Looked: g.Looked, Differences: g.Differences,
 	}
 }
 

@@ -81,7 +81,6 @@ type GCStats struct {
 	Nodes       uint64        // that the last one saw; path nodes once for each slice
 	Found       walked        // in these
 	walked      walked        // by the one under way
-	Slices      uint64
 	Holds       uint64 // of the gate
 	LongestHold time.Duration
 	TotalHold   time.Duration

@@ -39,7 +39,6 @@ func (s *Set) collectNodesLocked() (whole bool, err error) {
 		g.shutLocked(s.rt.Now())
 		at, whole = s.collectSliceLocked(at)
 		held := g.openLocked(s.rt.Now())
-		c.stats.Slices++
 		c.stats.Holds++
 		c.stats.TotalHold += held
 		c.stats.LongestHold = max(c.stats.LongestHold, held)
