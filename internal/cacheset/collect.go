@@ -81,7 +81,7 @@ type GCStats struct {
 	Nodes       uint64        // that the last one saw; path nodes once for each slice
 	Found       walked        // in these
 	walked      walked        // by the one under way
-	Holds       uint64 // of the gate
+	Holds       uint64        // of the gate
 	LongestHold time.Duration
 	TotalHold   time.Duration
 	Looked      uint64 // at buckets, to choose victims
