@@ -7,7 +7,6 @@ import (
 	"image/png"
 	"math"
 	"math/rand/v2"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -244,42 +243,6 @@ func TestModelsGiveTheRawFigures(t *testing.T) {
 		}
 		if !within(float64(mean), float64(c.mean), 0.05) || !within(rate, c.rate, 0.06) || !within(float64(over), float64(len(took))/100, 0.1) {
 			t.Errorf("%s: mean %v, %.0f a second, %d of %d took more than %v", c.m.Name, mean, rate, over, len(took), c.p99)
-		}
-	}
-}
-
-// TestField runs a preset at its full size: UBCACHE_FIELD=field-375g, with UBCACHE_FIELD_POLICIES=exact,paced, and
-// UBCACHE_FIELD_JSON=file for all windows. It takes minutes.
-func TestField(t *testing.T) {
-	name := os.Getenv("UBCACHE_FIELD")
-	if name == "" {
-		t.Skip("UBCACHE_FIELD names no preset")
-	}
-	f, err := FieldByName(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	policies := []string{"exact"}
-	if p := os.Getenv("UBCACHE_FIELD_POLICIES"); p != "" {
-		policies = strings.Split(p, ",")
-	}
-	last := time.Now()
-	r, err := RunField(context.Background(), f, policies, func(p FieldProgress) {
-		if time.Since(last) > 10*time.Second {
-			last = time.Now()
-			t.Logf("%s %s %s %d %%", p.Policy, p.Variant, p.Stage, p.Percent)
-		}
-	})
-	if err != nil {
-		t.Error(err)
-	}
-	if err := r.WriteText(os.Stdout); err != nil {
-		t.Fatal(err)
-	}
-	if file := os.Getenv("UBCACHE_FIELD_JSON"); file != "" {
-		var b bytes.Buffer
-		if err := errors.Join(r.WriteJSON(&b), os.WriteFile(file, b.Bytes(), 0o666)); err != nil {
-			t.Fatal(err)
 		}
 	}
 }
