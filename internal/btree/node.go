@@ -212,13 +212,20 @@ func (t *Tree) Pin(n *Node, seq uint64) {
 // EachPtr calls fn with every pointer that the node has on the disk or in memory, also where it is stale, dead
 // or a copy has just left it out: all that a bucket's oldest generation has to reckon with.
 func (n *Node) EachPtr(fn func(p ondisk.Ptr)) {
-	n.ExtentPtrs(n.ref.Low, n.body.n, fn)
-	n.OtherPtrs(fn)
+	n.KeyPtrs(n.ref.Low, n.body.n+len(n.kids), fn)
+	n.OtherPtrs(0, len(n.dead)+len(n.link.stale), fn)
 }
 
-// ExtentPtrs calls fn with the pointers of extents that end after from, and visits no more than limit extents. It returns
-// where to go on: at the node's end when it is through.
-func (n *Node) ExtentPtrs(from Pos, limit int, fn func(p ondisk.Ptr)) (next Pos) {
+// KeyPtrs calls fn with the pointers of the node's keys in memory that end after from, and visits no more than limit keys. It
+// returns where to go on: at the node's end when it is through. What is there all the time between two calls is not left out.
+func (n *Node) KeyPtrs(from Pos, limit int, fn func(p ondisk.Ptr)) (next Pos) {
+	for i := n.find(from); i < len(n.kids); i++ {
+		if limit == 0 {
+			return n.kids[i-1].pos()
+		}
+		limit--
+		fn(n.kids[i].ptr)
+	}
 	b := &n.body
 	k := b.seek(from.Inode, from.Sector)
 	for ; k.c < len(b.chunks); k.c, k.i = k.c+1, 0 {
@@ -236,27 +243,12 @@ func (n *Node) ExtentPtrs(from Pos, limit int, fn func(p ondisk.Ptr)) (next Pos)
 	return n.ref.High
 }
 
-// OtherPtrs calls fn with the pointers of EachPtr that are not those of extents.
-func (n *Node) OtherPtrs(fn func(p ondisk.Ptr)) {
-	for i := range n.kids {
-		fn(n.kids[i].ptr)
-	}
-	for _, p := range n.dead {
-		fn(p)
-	}
-	for _, p := range n.link.stale {
-		fn(p)
-	}
-}
-
-// OtherPtrsFrom is OtherPtrs for the pointers from number from on, limit at most. It returns where to go on, 0 when it is
-// through. Of a node that changes between two calls it may leave some out, and show others twice.
-func (n *Node) OtherPtrsFrom(from, limit int, fn func(p ondisk.Ptr)) (next int) {
-	at, end := from, from+limit
-	for ; at < min(end, len(n.kids)); at++ {
-		fn(n.kids[at].ptr)
-	}
-	past := len(n.kids)
+// OtherPtrs calls fn with those pointers of EachPtr that are in no key in memory, from number from on, limit at most. It
+// returns where to go on, 0 when it is through. It may show some twice if the node changes between two calls; what is
+// there all the time is not left out.
+func (n *Node) OtherPtrs(from, limit int, fn func(p ondisk.Ptr)) (next int) {
+	// The first list only grows, the second goes at once: a number means the same pointer later, or an earlier one.
+	at, end, past := from, from+limit, 0
 	for _, list := range [][]ondisk.Ptr{n.dead, n.link.stale} {
 		for ; at >= past && at < min(end, past+len(list)); at++ {
 			fn(list[at-past])

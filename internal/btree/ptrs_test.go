@@ -7,15 +7,20 @@ import (
 	"github.com/ubcache/ubcache/internal/ondisk"
 )
 
-// OtherPtrsFrom shows what OtherPtrs does, in the same order, whatever there is of each kind and wherever a call ends.
-func TestOtherPtrsInParts(t *testing.T) {
+// Whatever a node has of each kind and wherever a call ends, each pointer is shown once, in order.
+func TestPtrsInParts(t *testing.T) {
 	for kids := range 4 {
 		for dead := range 3 {
 			for stale := range 3 {
-				n, at := &Node{}, uint64(0)
+				n, at := &Node{ref: Ref{Level: 1, High: MaxPos}}, uint64(0)
 				ptr := func() ondisk.Ptr { at += 16; return ondisk.MakePtr(1, at, 0) }
-				for range kids {
-					n.kids = append(n.kids, child{ptr: ptr()})
+				var keys, others []ondisk.Ptr
+				for i := range kids {
+					n.kids = append(n.kids, child{inode: 1, end: uint64(i+1) * 8, ptr: ptr()})
+					keys = append(keys, n.kids[i].ptr)
+				}
+				if kids > 0 {
+					n.kids[kids-1].inode, n.kids[kids-1].end = MaxPos.Inode, MaxPos.Sector
 				}
 				for range dead {
 					n.dead = append(n.dead, ptr())
@@ -23,22 +28,66 @@ func TestOtherPtrsInParts(t *testing.T) {
 				for range stale {
 					n.link.stale = append(n.link.stale, ptr())
 				}
-				var want []ondisk.Ptr
-				n.OtherPtrs(func(p ondisk.Ptr) { want = append(want, p) })
+				others = slices.Concat(n.dead, n.link.stale)
 				for limit := 1; limit < 9; limit++ {
 					var got []ondisk.Ptr
-					for from, more := 0, true; more; more = from > 0 {
-						before := len(got)
-						from = n.OtherPtrsFrom(from, limit, func(p ondisk.Ptr) { got = append(got, p) })
-						if len(got)-before > limit {
-							t.Fatalf("%d in a call, limit %d", len(got)-before, limit)
+					part := func(fn func(see func(p ondisk.Ptr)) (more bool)) {
+						got = nil
+						for more := true; more; {
+							before := len(got)
+							more = fn(func(p ondisk.Ptr) { got = append(got, p) })
+							if len(got)-before > limit {
+								t.Fatalf("%d in a call, limit %d", len(got)-before, limit)
+							}
 						}
 					}
-					if !slices.Equal(got, want) {
-						t.Fatalf("%d children, %d dead, %d stale, %d at a time: %v, want %v", kids, dead, stale, limit, got, want)
+					from := 0
+					part(func(see func(p ondisk.Ptr)) bool {
+						from = n.OtherPtrs(from, limit, see)
+						return from > 0
+					})
+					if !slices.Equal(got, others) {
+						t.Fatalf("%d dead, %d stale, %d at a time: %v, want %v", dead, stale, limit, got, others)
+					}
+					var pos Pos
+					part(func(see func(p ondisk.Ptr)) bool {
+						pos = n.KeyPtrs(pos, limit, see)
+						return pos != n.ref.High
+					})
+					if !slices.Equal(got, keys) {
+						t.Fatalf("%d children, %d at a time: %v, want %v", kids, limit, got, keys)
 					}
 				}
 			}
 		}
+	}
+}
+
+// A pointer that becomes dead between two calls is shown by a call that begins again where the last one ended; one whose list
+// has gone leaves none out before it.
+func TestPtrsOfANodeThatChanges(t *testing.T) {
+	n, at := &Node{ref: Ref{Level: 1, High: MaxPos}}, uint64(0)
+	ptr := func() ondisk.Ptr { at += 16; return ondisk.MakePtr(1, at, 0) }
+	for range 4 {
+		n.dead = append(n.dead, ptr())
+		n.link.stale = append(n.link.stale, ptr())
+	}
+	want := slices.Concat(n.dead, n.link.stale)
+	var got []ondisk.Ptr
+	see := func(p ondisk.Ptr) { got = append(got, p) }
+	from := n.OtherPtrs(0, 5, see)
+	n.dead = append(n.dead, ptr())
+	for from != 0 {
+		from = n.OtherPtrs(from, 2, see)
+	}
+	for _, p := range want {
+		if !slices.Contains(got, p) {
+			t.Errorf("%v was left out of %v", p, got)
+		}
+	}
+	from, got = n.OtherPtrs(0, 7, see), nil
+	n.link.stale = nil
+	if from = n.OtherPtrs(from, 100, see); from != 0 || len(got) != 0 {
+		t.Errorf("goes on at %d with %v", from, got)
 	}
 }

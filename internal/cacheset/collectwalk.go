@@ -141,7 +141,7 @@ func (s *Set) enterLocked(at btree.Pos, all bool) bool {
 				return false
 			}
 		}
-		s.eachOtherLocked(n, func(p ondisk.Ptr) { s.marks.Mark(p, root.Sectors, false, true) })
+		s.eachPtrLocked(n, func(p ondisk.Ptr) { s.marks.Mark(p, root.Sectors, false, true) })
 		words, room := n.Load(&s.geo)
 		s.gc.stats.walked.Words += uint64(words)
 		s.gc.stats.walked.Room += uint64(room)
@@ -226,13 +226,20 @@ func (s *Set) windowLocked(level int, at btree.Pos) bool {
 	return len(c.run) > 0
 }
 
-// eachOtherLocked calls fn with the pointers of a node that are not those of extents. It lets go of the lock now and then: what
-// is changed meanwhile it may leave out. Those are nodes, which are told by the exact counts in the end.
-func (s *Set) eachOtherLocked(n *btree.Node, fn func(p ondisk.Ptr)) {
-	for at := n.OtherPtrsFrom(0, markSlice, fn); at > 0 && !n.Gone(); at = n.OtherPtrsFrom(at, markSlice, fn) {
+// eachPtrLocked calls fn with the pointers of a node. It lets go of the lock now and then.
+func (s *Set) eachPtrLocked(n *btree.Node, fn func(p ondisk.Ptr)) {
+	pause := func() {
 		s.mu.Unlock()
 		s.charge(markSlice * markTime)
 		s.mu.Lock()
+	}
+	for at := n.OtherPtrs(0, markSlice, fn); at > 0 && !n.Gone(); at = n.OtherPtrs(at, markSlice, fn) {
+		pause()
+	}
+	for at := n.Ref().Low; at != n.Ref().High && !n.Gone(); {
+		if at = n.KeyPtrs(at, markSlice, fn); at != n.Ref().High {
+			pause()
+		}
 	}
 }
 
@@ -253,14 +260,7 @@ func (s *Set) countLocked(n *btree.Node) counted {
 		}
 		x.live++
 	}
-	s.eachOtherLocked(n, see)
-	for at := x.low; n.Level() == 0 && at != x.high && !n.Gone(); {
-		if at = n.ExtentPtrs(at, markSlice, see); at != x.high {
-			s.mu.Unlock()
-			s.charge(markSlice * markTime)
-			s.mu.Lock()
-		}
-	}
+	s.eachPtrLocked(n, see)
 	x.must = x.oldest > sweepOld // interior nodes too, unlike in a sweep. Source: B 3.3
 	if n.Level() > 0 {
 		x.stale = bad > x.live

@@ -12,7 +12,6 @@ import (
 const (
 	sweepAim   = 76                   // a sweep is to be over at this lag, so that it is at 80; from there on it does not rest
 	sweepPause = 4 * time.Millisecond // after each node that has to be read, at most
-	sweepSlice = 4096                 // extents seen in one hold of the lock, some 10 ns each
 	sweepRetry = 10 * time.Second     // after a sweep that could not be finished
 )
 
@@ -125,6 +124,8 @@ type walk struct {
 	// The node that is being looked at, and what was found in it so far.
 	node    *btree.Node
 	read    bool // it had to be read
+	others  int  // of its pointers that no key in memory has, so many were seen
+	whole   bool // all of those were
 	live    int
 	oldest  uint8
 	reading bool // the next one had to be
@@ -149,7 +150,7 @@ func (s *Set) sweepNodesLocked(w *walk) error {
 			n, miss := s.tree.NodeAt(level, at)
 			if n != nil {
 				at = s.sweepSliceLocked(w, n, at)
-				done := at == n.Ref().High
+				done := w.whole && at == n.Ref().High
 				open := done && n.OpenBytes() > 0
 				if done {
 					s.sweptLocked(w, n)
@@ -192,8 +193,9 @@ func (s *Set) sweepNodesLocked(w *walk) error {
 	return s.stop.Err()
 }
 
-// sweepSliceLocked sees the pointers of a node from at on that count nothing, some thousand of them, and returns where to
-// go on.
+// sweepSliceLocked sees pointers of a node, markSlice at most: first those that no key in memory has, then, once w.whole is
+// set, those of the keys from at on. It returns where to go on. A child whose pointer comes to the others meanwhile was a good
+// one when the sweep began, and so of no age that counts.
 func (s *Set) sweepSliceLocked(w *walk, n *btree.Node, at btree.Pos) btree.Pos {
 	see := func(p ondisk.Ptr) {
 		if b, ok := s.table.Bucket(p); ok {
@@ -207,9 +209,14 @@ func (s *Set) sweepSliceLocked(w *walk, n *btree.Node, at btree.Pos) btree.Pos {
 	}
 	if w.node != n { // or another one is in its place since the last slice, and may have left something out
 		w.node, w.read, w.reading, w.live, w.oldest = n, w.reading, false, 0, 0
-		n.OtherPtrs(see)
+		w.others, w.whole = 0, false
 	}
-	return n.ExtentPtrs(at, sweepSlice, see)
+	if !w.whole {
+		w.others = n.OtherPtrs(w.others, markSlice, see)
+		w.whole = w.others == 0
+		return at
+	}
+	return n.KeyPtrs(at, markSlice, see)
 }
 
 // sweptLocked decides what is to be done with nodes that were seen. It may let go of the lock.
