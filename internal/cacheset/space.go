@@ -48,6 +48,7 @@ func (s *Set) SpaceLocked(kind bucket.Use, inode uint32, start uint64, want, uni
 		o.held = false
 	}
 	if !o.held {
+		s.table.SetReplay(s.journal.NeededLocked())
 		b, gen, ok := s.table.Allocate(kind)
 		if s.table.NeedBatch() {
 			s.refill.Signal()
