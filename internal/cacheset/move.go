@@ -265,42 +265,61 @@ func (m *mover) mark(p movePlan) {
 	}
 }
 
-// volume moves what an inode has in marked buckets.
+// volume moves what an inode has in marked buckets. What is found far apart goes together: a pass takes a few extents of each
+// leaf.
 func (m *mover) volume(inode uint32, pressing bool) error {
 	s := m.set
+	defer m.letGo()
+	began, requests, rested := s.rt.Now(), uint64(0), true
 	for from := uint64(0); from < ondisk.MaxOffset && m.left > 0; {
-		m.list, m.sectors = m.list[:0], 0
-		begin := s.rt.Now()
 		s.mu.Lock()
 		if err := s.errLocked(); err != nil || s.slots[inode].Retired() || s.noMove {
 			s.mu.Unlock()
 			return err
 		}
-		requests := s.requests
+		if rested {
+			began, requests, rested = s.rt.Now(), s.requests, false
+		}
 		next, miss := s.ScanDirtyLocked(inode, from, ondisk.MaxOffset, func(start, end uint64, p ondisk.Ptr) bool {
 			m.takeLocked(inode, start, end, p)
 			return len(m.list) < moveBatch && m.sectors < moveSectors
 		})
 		s.mu.Unlock()
-		if len(m.list) > 0 {
-			if err := m.moveOver(); err != nil {
-				return err
-			}
-		}
+		from = next
 		if !miss.IsZero() {
 			if err := s.readNode(miss, m.hurryLocked, nil); err != nil {
 				return err
 			}
 		}
-		if from = next; len(m.list) == 0 && miss.IsZero() {
+		switch whole := len(m.list) >= moveBatch || m.sectors >= moveSectors || m.left == 0 || from >= ondisk.MaxOffset; {
+		case whole && len(m.list) > 0:
+			if err := m.moveOver(); err != nil {
+				return err
+			}
+		case miss.IsZero():
 			s.rt.Yield()
 			continue
 		}
-		if err := m.pause(s.rt.Now()-begin, requests, pressing); err != nil {
+		if err := m.pause(s.rt.Now()-began, requests, pressing); err != nil {
 			return err
 		}
+		rested = true
 	}
 	return nil
+}
+
+// letGo lets go of what is in the batch.
+func (m *mover) letGo() {
+	m.set.mu.Lock()
+	defer m.set.mu.Unlock()
+	m.letGoLocked()
+}
+
+func (m *mover) letGoLocked() {
+	for i := range m.list {
+		m.set.LetGoLocked(m.list[i].key.P[0])
+	}
+	m.list, m.sectors = m.list[:0], 0
 }
 
 // pause rests, so that moving takes a fifth of the time, half of it where space is short and requests come; while data
@@ -375,9 +394,7 @@ func (m *mover) moveOver() error {
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for i := range m.list {
-		s.LetGoLocked(m.list[i].key.P[0])
-	}
+	m.letGoLocked()
 	s.stats.MovedKeys += uint64(len(in.Old))
 	s.stats.MovedSectors += in.Replaced
 	m.moved += in.Replaced
