@@ -511,20 +511,31 @@ func TestMinutesOnAFile(t *testing.T) {
 	}
 }
 
-// BenchmarkBackgroundWork is what clients feel of work in the background that never rests, in real time and with devices in
-// memory, rounds without and with it in turn; and the processor time that each took, of the clients too. It does not ask for
-// a number of times.
+// BenchmarkBackgroundWork is what clients feel of work in the background that never rests, in real time, rounds without and
+// with it in turn; and the processor time that each took, of the clients too. The devices are memory, as they are and as slow
+// as an SSD; with the first the processors are all that there is to wait for. It does not ask for a number of times.
 func BenchmarkBackgroundWork(b *testing.B) {
-	const rounds, requests = 5, 200_000
-	for _, clients := range []int{1, 128} {
-		b.Run(fmt.Sprint("depth=", clients), func(b *testing.B) {
+	const rounds = 5
+	ssd, err := blockdev.LatencyPreset("ssd")
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, c := range []struct {
+		device            string
+		clients, requests int
+	}{{"memory", 1, 200_000}, {"memory", 128, 200_000}, {"ssd", 1, 20_000}, {"ssd", 128, 100_000}} {
+		b.Run(fmt.Sprintf("device=%s/depth=%d", c.device, c.clients), func(b *testing.B) {
 			var lat [2][3][]float64 // p50, p99, p99.9 in µs
 			var cpu, elapsed [2]float64
 			for round := range 2 * rounds {
 				with := round % 2
-				dev, err := blockdev.Memory(8192*pressedBucket, blockdev.MemoryOptions{})
+				mem, err := blockdev.Memory(8192*pressedBucket, blockdev.MemoryOptions{})
 				if err != nil {
 					b.Fatal(err)
+				}
+				dev := blockdev.Device(mem)
+				if c.device == "ssd" {
+					dev = blockdev.NewDelaying(mem, ssd)
 				}
 				p, err := newPressure(dev, Options{RuntimeDir: b.TempDir(), NodeCache: 1 << 20, restless: with == 1}, 20_000)
 				if err != nil {
@@ -532,7 +543,7 @@ func BenchmarkBackgroundWork(b *testing.B) {
 				}
 				p.set.set.SetMoving(with == 1)
 				begin, before := time.Now(), processorTime(b)
-				p.run(clients, requests, time.Minute)
+				p.run(c.clients, c.requests, time.Minute)
 				elapsed[with] += time.Since(begin).Seconds()
 				cpu[with] += (processorTime(b) - before).Seconds()
 				for i, at := range []float64{500, 990, 999} {
@@ -541,12 +552,20 @@ func BenchmarkBackgroundWork(b *testing.B) {
 				if with == 1 {
 					b.Log(p, "; ", p.done())
 				}
-				if err := errors.Join(p.failed, p.set.Close(context.Background()), dev.Close()); err != nil {
+				if err := errors.Join(p.failed, p.set.Close(context.Background()), mem.Close()); err != nil {
 					b.Fatal(err)
 				}
 			}
 			b.ReportMetric(0, "ns/op")
 			for i, name := range []string{"p50", "p99", "p99.9"} {
+				var ratios []float64 // of neighbours
+				for round := range rounds {
+					ratios = append(ratios, lat[1][i][round]/lat[0][i][round])
+				}
+				slices.Sort(ratios)
+				b.ReportMetric(ratios[0], "least-"+name+"-with/without")
+				b.ReportMetric(ratios[rounds/2], name+"-with/without")
+				b.ReportMetric(ratios[rounds-1], "most-"+name+"-with/without")
 				for with := range 2 {
 					slices.Sort(lat[with][i])
 				}
