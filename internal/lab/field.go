@@ -98,7 +98,7 @@ func RunField(ctx context.Context, f Field, policies []string, progress func(Fie
 	if progress == nil {
 		progress = func(FieldProgress) {}
 	}
-	defer debug.SetGCPercent(debug.SetGCPercent(50)) // the index is large, and long lived
+	defer debug.SetGCPercent(debug.SetGCPercent(15)) // the index is large, long lived, and almost without pointers
 	report := newFieldReport(&f)
 	variants := f.Variants
 	if len(variants) == 0 {

@@ -15,7 +15,7 @@ import (
 
 const (
 	fieldFillDepth = 64 // writes at a time while an image is filled
-	fillRounds     = 4  // after each, memory of nodes that are no more is let go
+	fillRounds     = 16 // after each, memory of nodes that are no more is let go
 	setUUID        = "f1e1d000-0000-4000-8000-000000000001"
 )
 
