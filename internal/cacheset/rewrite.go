@@ -6,8 +6,9 @@ import (
 	"github.com/ubcache/ubcache/internal/ondisk"
 )
 
-// copySlice is how many keys a rewrite copies in one hold of the lock, some 10 ns each.
-const copySlice = 4096
+// copySlice is how many keys a rewrite copies in one hold of the lock: some 100 ns each, since what is known of a key's bucket is
+// in none of the processor's caches on a large set, and nor is where the copy goes.
+const copySlice = 512
 
 // rewrite replaces a node by a copy without what is stale, or by two. It waits for buckets, and while a write of the
 // node or of its parent is under way.
