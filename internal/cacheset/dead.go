@@ -217,7 +217,7 @@ func (s *Set) coverLocked(keys []ondisk.Key, inode uint32, from, to uint64) ([]o
 // expire returns when no entry up to seq is needed any more, by an entry that is durable.
 func (s *Set) expire(seq uint64) error {
 	for {
-		if err := s.WriteOldest(s.stop, seq); err != nil {
+		if err := s.WriteOldest(s.stop, seq, 0); err != nil {
 			return err
 		}
 		if err := s.journal.WriteEntry(s.stop); err != nil {

@@ -23,7 +23,7 @@
 //	            section, so that the journal's order is the index's and the counts are exact
 //	            what is missing (a node, room in the leaf) is seen to with the lock let go, then the key goes on
 //	node.go     when a page of keys has gathered, or the journal wants it, or after half a minute: Freeze under the
-//	            lock, Encode and write without, Finish under it
+//	            lock, Encode and write without, Finish under it; where many wait for that, several share their flushes
 //	rewrite.go  a leaf without room is copied, split, and swapped in its parent by one append
 //	sweep.go    a walk over all nodes, now and then, finds out how old pointers are, and what there is to do
 //	gentle.go   what nobody waits for goes to the device in small parts

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/ubcache/ubcache/internal/blockdev"
 	"github.com/ubcache/ubcache/internal/btree"
 )
 
@@ -129,42 +130,77 @@ func (s *Set) grownLocked(n *btree.Node) {
 
 // queueLocked hands a node to the writers.
 func (s *Set) queueLocked(n *btree.Node, rewrite bool) {
-	if rewrite {
-		n.Mark |= markRewrite
-	}
-	if n.Mark&markQueued == 0 {
+	switch {
+	case rewrite && n.Mark&markRewrite == 0: // it may stay in s.jobs, too
+		n.Mark |= markQueued | markRewrite
+		s.crowded = append(s.crowded, n)
+	case n.Mark&markQueued == 0:
 		n.Mark |= markQueued
 		s.jobs = append(s.jobs, n)
-		s.work.Signal()
+	default:
+		return
 	}
+	s.work.Signal()
 }
 
 // write is the goroutine of a writer.
 func (s *Set) write() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	var batch []*btree.Node
 	for {
-		for len(s.jobs) == 0 && s.stop.Err() == nil && s.Err() == nil {
+		batch = s.nextJobsLocked(batch[:0])
+		for len(batch) == 0 && s.stop.Err() == nil && s.Err() == nil {
 			s.work.Wait()
+			batch = s.nextJobsLocked(batch)
 		}
 		if s.stop.Err() != nil || s.Err() != nil {
 			return
 		}
-		n := s.jobs[0]
-		s.jobs[0] = nil
-		s.jobs = s.jobs[1:]
-		rewrite := n.Mark&markRewrite != 0
-		n.Mark &^= markQueued | markRewrite
+		rewrite := batch[0].Mark&markRewrite != 0
+		for _, n := range batch {
+			n.Mark &^= markQueued | markRewrite
+		}
 		s.busy++
 		s.mu.Unlock()
-		_ = s.settle(n, rewrite) // it stops the set
+		if len(batch) == 1 {
+			_ = s.settle(batch[0], rewrite) // it stops the set
+		} else {
+			s.settleAll(batch)
+		}
 		s.mu.Lock()
 		s.busy--
-		if !n.Gone() && n.Dirty() {
-			s.grownLocked(n)
+		for i, n := range batch {
+			if !n.Gone() && n.Dirty() {
+				s.grownLocked(n)
+			}
+			batch[i] = nil
 		}
 		s.changed.Broadcast()
 	}
+}
+
+// nextJobsLocked takes what a writer does next, and puts it in batch, which is empty: a node to be rewritten, or some to be
+// appended to, or nothing. The more of these there are, the more share flushes, but not so many that other writers have
+// nothing to do.
+func (s *Set) nextJobsLocked(batch []*btree.Node) []*btree.Node {
+	take := func(from *[]*btree.Node) (n *btree.Node) {
+		n, (*from)[0] = (*from)[0], nil
+		*from = (*from)[1:]
+		return n
+	}
+	for len(s.crowded) > 0 {
+		if n := take(&s.crowded); n.Mark&markRewrite != 0 {
+			return append(batch, n)
+		}
+	}
+	most := min(appendsAtOnce, 1+len(s.jobs)/writers)
+	for len(s.jobs) > 0 && len(batch) < most {
+		if n := take(&s.jobs); n.Mark&(markQueued|markRewrite) == markQueued { // else it was taken from s.crowded
+			batch = append(batch, n)
+		}
+	}
+	return batch
 }
 
 // settle brings a node to the disk. The set stops if that cannot be done: others may wait for it.
@@ -221,6 +257,75 @@ func (s *Set) appendTo(n *btree.Node) (btree.Outcome, error) {
 	return btree.Done, nil
 }
 
+// settleAll is settle for nodes that are to be appended to. They share two flushes: where a flush takes ten milliseconds, and
+// nearly all leaves pin the oldest journal entries, there is no other way to let these go in time.
+//
+// Order: that of appendTo, for all of them at once: what comes before a flush there comes before the one of all here.
+// While some are frozen nobody is waited for, who might wait for them: nodes that are being written, or have no room, come
+// afterwards, one by one.
+func (s *Set) settleAll(nodes []*btree.Node) {
+	type frozen struct {
+		a    *btree.Append
+		buf  *blockdev.Buffer
+		list []btree.Write
+	}
+	var appends []frozen
+	var later []*btree.Node
+	for _, n := range nodes {
+		s.mu.Lock()
+		a, o := s.tree.Freeze(n)
+		if o == btree.Done {
+			s.repinLocked()
+			s.stats.NodeAppends++
+		}
+		s.mu.Unlock()
+		switch o {
+		case btree.Done:
+			buf := s.pool.Get(a.Bytes())
+			appends = append(appends, frozen{a, buf, a.Encode(buf.Data, s.info.LogicalBlock)})
+		case btree.Busy, btree.NeedsRewrite:
+			later = append(later, n)
+		}
+	}
+	err := s.Err()
+	for _, last := range []bool{false, true} {
+		for i := range appends {
+			list := appends[i].list
+			if n := len(list) - 1; !last {
+				list = list[:n]
+			} else {
+				list = []btree.Write{{Off: list[n].Off, Data: list[n].Data}}
+			}
+			if err == nil {
+				err = s.put(list, always)
+			}
+		}
+		if err == nil && len(appends) > 0 {
+			err = s.io.Flush()
+		}
+	}
+	for _, f := range appends {
+		f.buf.Release()
+	}
+	if err != nil {
+		if s.stop.Err() == nil {
+			s.fail(err)
+		}
+		return // they stay frozen: the journal has their keys
+	}
+	for _, f := range appends {
+		s.mu.Lock()
+		s.freed = s.tree.Finish(f.a, s.freed[:0])
+		s.releaseLocked()
+		s.mu.Unlock()
+	}
+	for _, n := range later {
+		if s.settle(n, false) != nil {
+			return
+		}
+	}
+}
+
 // releaseLocked lets the buckets in s.freed go, and the journal entries that nobody needs any more.
 func (s *Set) releaseLocked() {
 	for _, r := range s.freed {
@@ -267,10 +372,12 @@ func (s *Set) putOnce(list []btree.Write, hurry func() bool) (again bool, err er
 	return false, nil
 }
 
-// WriteOldest writes out whatever pins journal entries up to upTo, for the journal.
-func (s *Set) WriteOldest(ctx context.Context, upTo uint64) error {
+// WriteOldest writes out whatever pins journal entries up to upTo, for the journal, and begins with what pins those up to
+// ahead.
+func (s *Set) WriteOldest(ctx context.Context, upTo, ahead uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	begun := false
 	for {
 		if err := s.Err(); err != nil {
 			return err
@@ -279,15 +386,24 @@ func (s *Set) WriteOldest(ctx context.Context, upTo uint64) error {
 			s.repinLocked()
 			return nil
 		}
-		// A node that has nothing to append waits for what refers to it: that is under way.
-		s.tree.EachPinned(func(n *btree.Node) bool {
-			if n.OldestPin() <= upTo && n.OpenBytes() > 0 {
-				s.queueLocked(n, false)
-			}
-			return true
-		})
+		s.queuePinnedLocked(upTo)
+		if ahead > upTo && !begun {
+			s.queuePinnedLocked(ahead) // behind them
+			begun = true
+		}
 		if err := s.changed.WaitContext(ctx); err != nil {
 			return err
 		}
 	}
+}
+
+// queuePinnedLocked hands what pins journal entries up to seq to the writers. A node that has nothing to append waits for what
+// refers to it: that is under way.
+func (s *Set) queuePinnedLocked(seq uint64) {
+	s.tree.EachPinned(func(n *btree.Node) bool {
+		if n.OldestPin() <= seq && n.OpenBytes() > 0 {
+			s.queueLocked(n, false)
+		}
+		return true
+	})
 }

@@ -476,7 +476,7 @@ func (s *Set) stuckLocked() error {
 	}
 	c := s.table.Counts()
 	return fmt.Errorf("%s: %w: for %v no key was replayed, and no node, journal entry or bucket written; %d nodes wait to be written, %d for a bucket; buckets: %+v",
-		s.info.Name, ErrStuck, startLimit, len(s.jobs)+s.busy, s.needMeta, c)
+		s.info.Name, ErrStuck, startLimit, len(s.jobs)+len(s.crowded)+s.busy, s.needMeta, c)
 }
 
 // queueTornLocked hands the leaves that are to be mended to the writers. It returns the node that it needs for that.
@@ -700,7 +700,7 @@ func (s *Set) writeAllLocked(ctx context.Context) error {
 		if err := s.Err(); err != nil {
 			return err
 		}
-		some := s.busy > 0 || len(s.jobs) > 0
+		some := s.busy > 0 || len(s.jobs)+len(s.crowded) > 0
 		for _, a := range s.aging {
 			if !a.node.Gone() && a.node.OpenBytes() > 0 {
 				s.queueLocked(a.node, false)

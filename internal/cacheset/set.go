@@ -51,10 +51,13 @@ const (
 	writers     = 4  // nodes that are brought to the disk at a time
 	scanners    = 16 // nodes read at a time at the start
 	appendBytes = 4096 - 48
-	dirtyAge    = 30 * time.Second // a node is written when it has waited so long
-	tickEvery   = time.Second
-	closeLimit  = 10 * time.Second
-	startLimit  = 5 * time.Minute // a start in which nothing happens for so long is given up
+
+	appendsAtOnce = 16 // nodes of which a writer brings the appends to the disk together
+
+	dirtyAge   = 30 * time.Second // a node is written when it has waited so long
+	tickEvery  = time.Second
+	closeLimit = 10 * time.Second
+	startLimit = 5 * time.Minute // a start in which nothing happens for so long is given up
 
 	startBuckets = 32 // for nodes that are rewritten during replay, at most
 	writeTries   = 3
@@ -137,6 +140,7 @@ type Set struct {
 	lane    rt.Semaphore        // see gently
 	torn    map[ondisk.Ptr]bool // nodes whose last append was torn, and does without
 	jobs    []*btree.Node       // nodes to write
+	crowded []*btree.Node       // nodes to rewrite, before these: they may be waited for
 	work    rt.Cond             // for the writers
 	busy    int                 // writers and tidiers at work
 	changed rt.Cond             // a node was read, written, rewritten or let go

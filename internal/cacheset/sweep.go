@@ -89,7 +89,7 @@ func (s *Set) sweep() error {
 	}
 	s.mu.Unlock()
 	if err == nil {
-		err = s.WriteOldest(s.stop, begin)
+		err = s.WriteOldest(s.stop, begin, 0)
 	}
 	for err == nil {
 		if err = s.journal.WriteEntry(s.stop); err != nil {

@@ -26,7 +26,7 @@ type benchSet struct {
 
 func (b *benchSet) JournalHeader(h *Header) { h.Root, h.UUIDBucket, h.Prio = b.root, b.root, 300 }
 
-func (b *benchSet) WriteOldest(context.Context, uint64) error {
+func (b *benchSet) WriteOldest(context.Context, uint64, uint64) error {
 	b.mu.Lock()
 	b.j.UnpinLocked(&b.pin)
 	b.mu.Unlock()

@@ -296,7 +296,7 @@ func (j *Journal) landedLocked() {
 	}
 	j.grantLocked()
 	j.done[f.seq&1].Broadcast()
-	if j.needsReclaimLocked() != 0 {
+	if upTo, _ := j.needsReclaimLocked(); upTo != 0 {
 		j.tight.Signal()
 	}
 }

@@ -20,7 +20,8 @@
 // when it is safe from a power cut.
 //
 // Two goroutines belong to a journal: the writer closes the open entry and writes it, one at a time, and the
-// reclaimer asks the owner to write out what pins the oldest entries.
+// reclaimer asks the owner to write out what pins the oldest entries. It does so whether anybody waits or not, from half of the
+// ring on, and the more the fuller the ring is; so room does not depend on who waits being woken to ask for it.
 //
 // # What is there after a crash
 //

@@ -32,9 +32,11 @@ type Owner interface {
 	// found is done, or under way elsewhere and done, or with the error that kept it from that. An error fails the
 	// journal. ctx ends when the journal is closed.
 	//
+	// What pins entries up to ahead, if that is more, is to be written soon, too, after the others; it is not waited for.
+	//
 	// It may need entries for roots and gens, any number of them, and may find that a node is held by someone who waits
 	// for one. Such entries are urgent (RequestEntryLocked). It must not wait for a Reserve, or for anyone who does.
-	WriteOldest(ctx context.Context, upTo uint64) error
+	WriteOldest(ctx context.Context, upTo, ahead uint64) error
 }
 
 // DefaultDelay is how long keys wait for company before their entry is written, where nobody asks earlier.

@@ -11,9 +11,9 @@ func (j *Journal) reclaim() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	for {
-		upTo := uint64(0)
+		var upTo, ahead uint64
 		for j.errLocked() == nil {
-			if upTo = j.needsReclaimLocked(); upTo != 0 {
+			if upTo, ahead = j.needsReclaimLocked(); upTo != 0 {
 				break
 			}
 			j.tight.Wait()
@@ -24,7 +24,7 @@ func (j *Journal) reclaim() {
 		before := j.OldestPinLocked()
 		j.stats.Reclaims++
 		j.mu.Unlock()
-		err := j.owner.WriteOldest(j.stopped, upTo)
+		err := j.owner.WriteOldest(j.stopped, upTo, ahead)
 		j.mu.Lock()
 		if err != nil {
 			j.failLocked(0, err)
@@ -45,22 +45,26 @@ func (j *Journal) reclaim() {
 // bucket is not pinned becomes true on disk with the next entry, whatever brings it about.
 //
 // During start only who cannot go on is a reason: leaves are about to be filled by the replay.
-func (j *Journal) needsReclaimLocked() (upTo uint64) {
+//
+// The nearer the ring is to full, the more buckets ahead the owner is to begin with: they are what brings it back to half. So
+// a device that is slow to flush has much to do at once, and what goes out together shares flushes.
+func (j *Journal) needsReclaimLocked() (upTo, ahead uint64) {
 	if j.start && !j.blocked {
-		return 0
+		return 0, 0
 	}
 	r := &j.ring
 	tail := j.OldestPinLocked()
 	p := j.pos
 	p.oldest = r.oldestNeeded(p, tail)
 	if r.last[p.oldest] < tail {
-		return 0 // nothing on disk is pinned
+		return 0, 0 // nothing on disk is pinned
 	}
 	if used := r.used(p); 2*used >= r.capacity() || int64(used)*int64(r.blockSize) >= j.geo.ReplayBytes() || j.blocked && p.oldest == j.pos.oldest {
 		upTo = r.last[p.oldest]
+		ahead = r.last[(p.oldest+max(0, 2*used-r.capacity())/2/r.blocks)%len(r.buckets)]
 	}
 	if j.seq-tail >= maxSpan/2 {
 		upTo = max(upTo, j.seq-maxSpan/2)
 	}
-	return upTo
+	return upTo, ahead
 }

@@ -290,7 +290,7 @@ func (w *world) replay(ctx context.Context, rec *Recovery) error {
 
 // WriteOldest writes the leaves that pin entries up to upTo, and sometimes changes the root meanwhile, as splits
 // would.
-func (w *world) WriteOldest(ctx context.Context, upTo uint64) error {
+func (w *world) WriteOldest(ctx context.Context, upTo, ahead uint64) error {
 	w.mu.Lock()
 	structural := w.structural
 	w.reclaiming = true
