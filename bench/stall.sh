@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The stall beside real kernels: one job on the bcache of a kernel in a virtual machine, and on our server over the kernel's nbd in
 # the same machine, one policy after the other: 1 KiB random writes over a writeback cache of small buckets, so that the index
-# has about a thousand nodes; first without, then with a forced collection every 5 s.
+# has about a thousand nodes: FILL MiB of them (250), then RUN seconds (40) without, and as many with a forced collection every 5 s.
 #
 # Everything is emulated, and small: compare only rows of one machine and one day. It shows which kind of stall a system has,
 # not how long that is on real hardware. As root. Takes some 5 minutes a row.
