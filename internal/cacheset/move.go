@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/ubcache/ubcache/internal/blockdev"
+	"github.com/ubcache/ubcache/internal/btree"
 	"github.com/ubcache/ubcache/internal/bucket"
 	"github.com/ubcache/ubcache/internal/ondisk"
 	"github.com/ubcache/ubcache/internal/rt"
@@ -52,7 +53,9 @@ type mover struct {
 	left   uint64   // sectors in marked buckets that have not been seen yet
 	moved  uint64   // sectors, in this pass
 
-	pressing bool // in this pass
+	pressing bool          // in this pass
+	unread   error         // why a node could not be read, in this pass
+	told     time.Duration // when that was logged last
 
 	list    []piece
 	sectors uint64
@@ -102,6 +105,7 @@ func (s *Set) moveLoop() {
 		s.ready.Broadcast() // who waits for space may have to go without
 		waits := s.needSpace > 0
 		s.mu.Unlock()
+		m.tell()
 		pause := time.Duration(0)
 		switch {
 		case errors.Is(err, errNoRoom):
@@ -127,6 +131,15 @@ func (s *Set) moveLoop() {
 			_ = s.move.WaitContext(ctx)
 		}
 		cancel()
+	}
+}
+
+// tell logs what a pass has passed over, now and then.
+func (m *mover) tell() {
+	s := m.set
+	if now := s.rt.Now(); m.unread != nil && (m.told == 0 || now-m.told >= moveRetry) {
+		m.told = now
+		s.log.Warn("dirty data whose node cannot be read is not moved", "set", s.UUID().String(), "err", m.unread)
 	}
 }
 
@@ -201,7 +214,7 @@ func (m *mover) pass(p movePlan) (freed int, err error) {
 		}
 		m.io = io.WithPurpose(blockdev.ForMoving)
 	}
-	m.moved = 0
+	m.moved, m.unread = 0, nil
 	m.mark(p)
 	for inode := uint32(0); int(inode) < len(s.dirty) && m.left > 0; inode++ {
 		if err = m.volume(inode, p.pressing); err != nil {
@@ -266,7 +279,7 @@ func (m *mover) mark(p movePlan) {
 }
 
 // volume moves what an inode has in marked buckets. What is found far apart goes together: a pass takes a few extents of each
-// leaf.
+// leaf. What a node has that cannot be read stays where it is.
 func (m *mover) volume(inode uint32, pressing bool) error {
 	s := m.set
 	defer m.letGo()
@@ -288,7 +301,9 @@ func (m *mover) volume(inode uint32, pressing bool) error {
 		from = next
 		if !miss.IsZero() {
 			if err := s.readNode(miss, m.hurryLocked, nil); err != nil {
-				return err
+				if from, err = m.passOver(inode, miss, err); err != nil {
+					return err
+				}
 			}
 		}
 		switch whole := len(m.list) >= moveBatch || m.sectors >= moveSectors || m.left == 0 || from >= ondisk.MaxOffset; {
@@ -306,6 +321,24 @@ func (m *mover) volume(inode uint32, pressing bool) error {
 		rested = true
 	}
 	return nil
+}
+
+// passOver notes that a node cannot be read, and returns where the inode goes on behind it. An error says that nothing goes on.
+func (m *mover) passOver(inode uint32, n btree.Ref, err error) (next uint64, _ error) {
+	s := m.set
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.errLocked(); err != nil {
+		return 0, err
+	}
+	if m.unread == nil {
+		m.unread = err
+	}
+	s.stats.MoveErrors++
+	if n.High.Inode != inode {
+		return ondisk.MaxOffset, nil
+	}
+	return n.High.Sector, nil
 }
 
 // letGo lets go of what is in the batch.

@@ -203,7 +203,7 @@ type Stats struct {
 	MovedKeys    uint64 // extents in these
 	MovedSectors uint64
 	MovedBuckets uint64 // that have nothing dirty any more
-	MoveErrors   uint64 // extents that could not be read, writes that failed
+	MoveErrors   uint64 // extents and nodes that could not be read, writes that failed
 
 	VerifyPasses     uint64 // times that all counts were held against the index
 	VerifyMismatches uint64 // counts that were something else: each is a bug, or damage in memory
