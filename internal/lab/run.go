@@ -265,7 +265,7 @@ func (l *laboratory) depth(ctx context.Context, b *bench, content *Content, poli
 		}
 		if ctx.Err() != nil {
 			run.Cut = true
-			if !collecting {
+			if !collecting || w.Latency.Count == 0 {
 				return nil // one window alone compares with nothing
 			}
 			break

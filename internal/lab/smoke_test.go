@@ -199,6 +199,30 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
+// A window in which nothing was done before the end compares with nothing: no ratio of 0 is made of it.
+func TestInterruptedBeforeTheFirstRequest(t *testing.T) {
+	s := small()
+	s.Depths = []int{1}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	run := rt.New()
+	r, err := Measure(ctx, Config{Setup: s, RT: run, Log: func(n LogName) (*LatLog, error) {
+		if n.Collecting {
+			cancel()
+		}
+		return NewLatLog(run, nowhere{}, LogOptions{})
+	}})
+	if err != nil || !r.Partial || len(r.Rows) != 0 {
+		t.Errorf("%v, %+v", err, r)
+	}
+}
+
+// nowhere is a log that nobody reads.
+type nowhere struct{}
+
+func (nowhere) Write(p []byte) (int, error) { return len(p), nil }
+func (nowhere) Close() error                { return nil }
+
 func TestTooFewNodes(t *testing.T) {
 	s := small()
 	s.Nodes = 1 << 20
