@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -129,6 +130,9 @@ ubcache bench gc --policy exact --rounds 1 --lat-log /tmp/gc --log-avg-ms 100 --
 	})
 }
 
+// mostLogAverage is a day, in milliseconds.
+const mostLogAverage = 24 * 60 * 60 * 1000
+
 // fill completes the setup, and says what is wrong with the options.
 func (f *benchFlags) fill(cmd *cobra.Command) error {
 	s := &f.setup
@@ -145,8 +149,8 @@ func (f *benchFlags) fill(cmd *cobra.Command) error {
 		s.Attributes = append(s.Attributes, lab.Attribute{Object: object, Name: name, Value: value})
 	}
 	switch {
-	case f.logAverageMs < 0:
-		return usageErrorf("--log-avg-ms %d is negative", f.logAverageMs)
+	case f.logAverageMs < 0 || f.logAverageMs > mostLogAverage:
+		return usageErrorf("--log-avg-ms %d: want 0 to %d", f.logAverageMs, mostLogAverage)
 	case (f.logAverageMs > 0 || f.logMax) && f.latLog == "":
 		return usageErrorf("--log-avg-ms and --log-max are for --lat-log")
 	case f.logMax && f.logAverageMs == 0:
@@ -205,7 +209,11 @@ func (f *benchFlags) run(cmd *cobra.Command, env *environment) (err error) {
 		return err
 	}
 	if f.latLog != "" {
-		if _, err := os.Stat(filepath.Dir(f.latLog)); err != nil {
+		probe, err := os.CreateTemp(filepath.Dir(f.latLog), "ubcache-bench-") // not found out after a fill
+		if err != nil {
+			return fmt.Errorf("--lat-log %s: %w", f.latLog, err)
+		}
+		if err := errors.Join(probe.Close(), os.Remove(probe.Name())); err != nil {
 			return err
 		}
 	}
@@ -247,19 +255,56 @@ func (f *benchFlags) run(cmd *cobra.Command, env *environment) (err error) {
 	return err
 }
 
-// addReports prepares the files that were asked for.
+// addReports prepares the files that were asked for: each its own, and none that is a device.
 func (f *benchFlags) addReports(files *reportFiles, json, html, png func(w io.Writer) error) error {
+	type use struct{ option, path string }
+	var uses []use
+	for _, path := range append([]string{f.devices.Cache}, f.devices.Backing...) {
+		if path != "" {
+			uses = append(uses, use{"a device", path})
+		}
+	}
 	for _, r := range []struct {
-		path  string
-		write func(w io.Writer) error
-	}{{f.json, json}, {f.html, html}, {f.png, png}} {
-		if r.path != "" {
-			if err := files.add(r.path, r.write); err != nil {
-				return err
+		option, path string
+		write        func(w io.Writer) error
+	}{{"--json", f.json, json}, {"--html", f.html, html}, {"--png", f.png, png}} {
+		if r.path == "" {
+			continue
+		}
+		for _, u := range uses {
+			if sameFile(r.path, u.path) {
+				return usageErrorf("%s %s: that is %s, too", r.option, r.path, u.option)
 			}
+		}
+		uses = append(uses, use{r.option, r.path})
+		if err := files.add(r.path, r.write); err != nil {
+			return fmt.Errorf("%s: %w", r.option, err)
 		}
 	}
 	return nil
+}
+
+// sameFile reports whether two paths are of the same file, there or yet to be made. What is no file, as /dev/null, may be
+// written to twice.
+func sameFile(a, b string) bool {
+	x, aerr := os.Stat(a)
+	y, berr := os.Stat(b)
+	if aerr == nil && berr == nil {
+		return os.SameFile(x, y) && x.Mode()&(os.ModeCharDevice|os.ModeNamedPipe) == 0
+	}
+	return aerr != nil && berr != nil && place(a) == place(b)
+}
+
+// place is where a file would be made.
+func place(path string) string {
+	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
+	if err == nil {
+		dir, err = filepath.Abs(dir)
+	}
+	if err != nil {
+		return path // it cannot be made
+	}
+	return filepath.Join(dir, filepath.Base(path))
 }
 
 // log makes the maker of latency logs, nil if there are none to be.
@@ -348,15 +393,28 @@ type reportFile struct {
 	write func(w io.Writer) error
 }
 
+// ownFile matches the names of files that the process has open already.
+var ownFile = regexp.MustCompile(`^(/dev/(stdout|stderr|fd/[0-9]+)|/proc/(self|[0-9]+)/fd/[0-9]+)$`)
+
 func (l *reportFiles) add(path string, write func(w io.Writer) error) (err error) {
 	r := &reportFile{path: path, write: write}
-	if st, serr := os.Stat(path); serr == nil && st.IsDir() {
+	if st, serr := os.Stat(path); ownFile.MatchString(path) {
+		r.f, err = os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0) // behind what is there, be it a file
+	} else if serr == nil && st.IsDir() {
 		return fmt.Errorf("%s is a folder", path)
+	} else if serr == nil && st.Mode()&(os.ModeDevice|os.ModeCharDevice) == os.ModeDevice {
+		return fmt.Errorf("%s is a disk", path)
 	} else if serr == nil && !st.Mode().IsRegular() {
 		r.f, err = os.OpenFile(path, os.O_WRONLY, 0)
 	} else {
-		r.part = path + ".part"
-		r.f, err = os.Create(r.part)
+		if serr == nil { // a link stays one
+			if path, err = filepath.EvalSymlinks(path); err != nil {
+				return err
+			}
+			r.path = path
+		}
+		r.part = fmt.Sprintf("%s.%d.part", path, os.Getpid()) // another process may be measuring, too
+		r.f, err = os.OpenFile(r.part, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 	}
 	if err == nil {
 		*l = append(*l, r)

@@ -123,6 +123,96 @@ func without(args []string, options ...string) (list []string) {
 	return list
 }
 
+// What cannot be written, or would be written over something else, is refused before anything is measured or formatted, and
+// nothing of what was there is touched.
+func TestBenchRefusesOutputs(t *testing.T) {
+	dir := t.TempDir()
+	in := func(name string) string { return filepath.Join(dir, name) }
+	if err := os.MkdirAll(in("folder"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Symlink(in("folder"), in("link")), os.Symlink("cache", in("alias"))); err != nil {
+		t.Fatal(err)
+	}
+	data := bytes.Repeat([]byte{0xaa}, 96<<20)
+	for _, name := range []string{"cache", "backing", "mine.part"} {
+		if err := os.WriteFile(in(name), data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	real := []string{"--cache", in("cache"), "--backing", in("backing"), "--force"}
+	for _, x := range []struct {
+		args []string
+		code int
+		says string
+	}{
+		{[]string{"--json", in("a"), "--html", in("a")}, exitUsage, "that is --json, too"},
+		{[]string{"--html", in("folder/a"), "--png", in("link/../folder/a")}, exitUsage, "that is --html, too"},
+		{[]string{"--preset", "field-discard", "--json", in("a"), "--png", in("a")}, exitUsage, "that is --json, too"},
+		{append([]string{"--json", in("cache")}, real...), exitUsage, "that is a device, too"},
+		{append([]string{"--png", in("alias")}, real...), exitUsage, "that is a device, too"},
+		{append([]string{"--json", in("none/r"), "--html", in("b")}, real...), exitFailed, "no such file"},
+		{append([]string{"--lat-log", in("none/l")}, real...), exitFailed, "--lat-log"},
+		{append([]string{"--lat-log", in("cache/l")}, real...), exitFailed, "--lat-log"},
+		{append([]string{"--lat-log", in("l"), "--log-avg-ms", "9223372036854775"}, real...), exitUsage, "--log-avg-ms"},
+		{append([]string{"--runtime", "2000000h"}, real...), exitUsage, "windows"},
+		{append([]string{"--rounds", "2000000000"}, real...), exitUsage, "windows"},
+	} {
+		var stdout, stderr bytes.Buffer
+		code := run(&environment{name: "ubcache", stdout: &stdout, stderr: &stderr}, append([]string{"ubcache", "bench", "gc", "--policy", "exact"}, x.args...))
+		if code != x.code || !strings.Contains(stderr.String(), x.says) {
+			t.Errorf("%v: exit status %d\n%s", x.args, code, stderr.String())
+		}
+	}
+	for _, name := range []string{"cache", "backing", "mine.part"} {
+		if b, err := os.ReadFile(in(name)); err != nil || !bytes.Equal(b, data) {
+			t.Errorf("%s was changed: %v", name, err)
+		}
+	}
+	if list, _ := filepath.Glob(in("*")); len(list) != 6 {
+		t.Errorf("it has left %v", list)
+	}
+}
+
+// What is beside a report, as one that another process is about to write, stays as it is; a link stays a link; what is no file may be
+// given twice; and standard output gets a report behind the table, also where it is a file.
+func TestBenchReportsBesideOthers(t *testing.T) {
+	dir := t.TempDir()
+	in := func(name string) string { return filepath.Join(dir, name) }
+	stdout, err := os.Create(in("stdout"))
+	if err == nil {
+		defer stdout.Close()
+		err = errors.Join(os.WriteFile(in("r.json.part"), []byte("mine"), 0o600), os.WriteFile(in("target"), []byte("old"), 0o600), os.Symlink("target", in("r.json")))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	args := func(more ...string) []string {
+		return append(without(benchArgs(dir), "--iodepth", "--png", "--html"), append(more, "--iodepth", "1")...)
+	}
+	cmd := exec.Command("ubcache", args("--png", os.DevNull, "--html", os.DevNull)...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if b, err := os.ReadFile(in("r.json.part")); err != nil || string(b) != "mine" {
+		t.Errorf("what was beside is %q now: %v", b, err)
+	}
+	if to, err := os.Readlink(in("r.json")); err != nil || to != "target" {
+		t.Errorf("the link is one to %q: %v", to, err)
+	}
+	benchResult(t, dir)
+	cmd = exec.Command("ubcache", without(args("--html", "/dev/fd/1"), "--json")...)
+	var stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%v\n%s", err, stderr.String())
+	}
+	b, err := os.ReadFile(in("stdout"))
+	if table, page, both := bytes.Cut(b, []byte("<!DOCTYPE html>")); err != nil || !both || !bytes.HasPrefix(table, []byte("randrw, ")) || !bytes.HasSuffix(page, []byte("</html>\n")) {
+		t.Errorf("standard output has %d bytes, %.100q: %v", len(b), b, err)
+	}
+}
+
 // Ctrl-C, or SIGTERM, ends it with what was measured by then.
 func TestBenchInterrupted(t *testing.T) {
 	for name, x := range map[string]struct {

@@ -159,6 +159,9 @@ func (s *Setup) Check() error {
 	if s.Rounds < 1 {
 		fail("%d rounds: want 1 or more", s.Rounds)
 	}
+	if w := 2 * float64(s.Rounds) * float64(len(s.Policies)) * float64(len(s.Depths)); w > maxWindows || w*s.Runtime.Seconds() > maxTook.Seconds() {
+		fail("%.0f windows of %v: want no more than %d, and %v in all", w, s.Runtime, maxWindows, maxTook)
+	}
 	if s.Nodes < 0 {
 		fail("%d nodes", s.Nodes)
 	}
@@ -169,7 +172,9 @@ func (s *Setup) Check() error {
 }
 
 const (
-	maxDepth = 4096
+	maxDepth   = 4096
+	maxWindows = 1_000_000
+	maxTook    = Duration(10_000 * time.Hour)
 
 	// rangePercent of the cache are loaded where nothing is said: with what overwrites leave behind in buckets, and moving, that is
 	// less than what may be in use before writes go round the cache (B 1.6), so that what is measured is the cache.
