@@ -46,6 +46,9 @@ func (f *benchFlags) runPreset(cmd *cobra.Command, env *environment) (err error)
 	if !slices.Equal(f.policies, []string{"all"}) {
 		policies = f.policies
 	}
+	if len(policies) == 0 {
+		return usageErrorf("no policy is given")
+	}
 	for i, p := range policies {
 		switch {
 		case !slices.Contains(lab.Policies, p):

@@ -149,6 +149,7 @@ func TestBenchRefusesOutputs(t *testing.T) {
 		{[]string{"--json", in("a"), "--html", in("a")}, exitUsage, "that is --json, too"},
 		{[]string{"--html", in("folder/a"), "--png", in("link/../folder/a")}, exitUsage, "that is --html, too"},
 		{[]string{"--preset", "field-discard", "--json", in("a"), "--png", in("a")}, exitUsage, "that is --json, too"},
+		{[]string{"--preset", "field-discard", "--policy", ""}, exitUsage, "no policy is given"},
 		{append([]string{"--json", in("cache")}, real...), exitUsage, "that is a device, too"},
 		{append([]string{"--png", in("alias")}, real...), exitUsage, "that is a device, too"},
 		{append([]string{"--json", in("none/r"), "--html", in("b")}, real...), exitFailed, "no such file"},
@@ -159,7 +160,7 @@ func TestBenchRefusesOutputs(t *testing.T) {
 		{append([]string{"--rounds", "2000000000"}, real...), exitUsage, "windows"},
 	} {
 		var stdout, stderr bytes.Buffer
-		code := run(&environment{name: "ubcache", stdout: &stdout, stderr: &stderr}, append([]string{"ubcache", "bench", "gc", "--policy", "exact"}, x.args...))
+		code := run(&environment{name: "ubcache", stdout: &stdout, stderr: &stderr}, append([]string{"ubcache", "bench", "gc"}, x.args...))
 		if code != x.code || !strings.Contains(stderr.String(), x.says) {
 			t.Errorf("%v: exit status %d\n%s", x.args, code, stderr.String())
 		}

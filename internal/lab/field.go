@@ -88,7 +88,7 @@ type FieldProgress struct {
 
 // RunField runs an experiment with each of the policies, values of the attribute gc_policy, one after the other. progress
 // may be nil; it is called now and then, by one goroutine at a time. When ctx ends, the report of the policies that are
-// complete comes with its error.
+// complete comes with its error, and Partial is set.
 //
 // The same Field gives the same report, but for the fields that say what it took.
 func RunField(ctx context.Context, f Field, policies []string, progress func(FieldProgress)) (*FieldReport, error) {
@@ -98,8 +98,12 @@ func RunField(ctx context.Context, f Field, policies []string, progress func(Fie
 	if progress == nil {
 		progress = func(FieldProgress) {}
 	}
+	if len(policies) == 0 {
+		return nil, errors.New("no policy is given")
+	}
 	defer debug.SetGCPercent(debug.SetGCPercent(15)) // the index is large, long lived, and almost without pointers
 	report := newFieldReport(&f)
+	report.Partial = true
 	variants := f.Variants
 	if len(variants) == 0 {
 		variants = []Variant{{}}
@@ -123,6 +127,7 @@ func RunField(ctx context.Context, f Field, policies []string, progress func(Fie
 			report.Rows = append(report.Rows, *row)
 		}
 	}
+	report.Partial = false
 	return report, nil
 }
 

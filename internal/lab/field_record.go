@@ -17,6 +17,9 @@ type fieldRecorder struct {
 type jobRecorder struct {
 	all, in, out *hdrhistogram.Histogram // in nanoseconds
 	window       *hdrhistogram.Histogram
+	maxIn        time.Duration // exactly, as all maxima are
+	maxOut       time.Duration
+	maxWindow    time.Duration
 	at           int // number of the window
 	sum          time.Duration
 	last         time.Duration // completion
@@ -61,8 +64,10 @@ func (r *fieldRecorder) done(q *fieldRequest, now time.Duration, collecting bool
 	_ = j.all.RecordValue(min(int64(took), longestLatency))
 	if collecting || q.in {
 		_ = j.in.RecordValue(min(int64(took), longestLatency))
+		j.maxIn = max(j.maxIn, took)
 	} else {
 		_ = j.out.RecordValue(min(int64(took), longestLatency))
+		j.maxOut = max(j.maxOut, took)
 	}
 	j.sum += took
 	j.result.Max = max(j.result.Max, took)
@@ -74,6 +79,7 @@ func (r *fieldRecorder) done(q *fieldRequest, now time.Duration, collecting bool
 	j.last = now
 	j.reach(int((now - r.from) / fieldWindow))
 	_ = j.window.RecordValue(min(int64(took), longestLatency))
+	j.maxWindow = max(j.maxWindow, took)
 }
 
 // reach ends the windows before number n.
@@ -81,8 +87,9 @@ func (j *jobRecorder) reach(n int) {
 	for j.at < n {
 		w := FieldWindow{Requests: j.window.TotalCount()}
 		if w.Requests > 0 {
-			w.P50, w.P99, w.Max = time.Duration(j.window.ValueAtQuantile(50)), time.Duration(j.window.ValueAtQuantile(99)), time.Duration(j.window.Max())
+			w.P50, w.P99, w.Max = quantile(j.window, 50, j.maxWindow), quantile(j.window, 99, j.maxWindow), j.maxWindow
 			j.window.Reset()
+			j.maxWindow = 0
 		}
 		j.result.Windows = append(j.result.Windows, w)
 		j.at++
@@ -105,17 +112,23 @@ func (r *fieldRecorder) results(jobs []Job) []FieldJob {
 		if span > 0 {
 			f.IOPS = float64(f.Requests) / span.Seconds()
 		}
-		f.All, f.Collecting, f.Between = fieldPercentiles(j.all), fieldPercentiles(j.in), fieldPercentiles(j.out)
+		f.All, f.Collecting, f.Between = fieldPercentiles(j.all, f.Max), fieldPercentiles(j.in, j.maxIn), fieldPercentiles(j.out, j.maxOut)
 		list = append(list, f)
 	}
 	return list
 }
 
-func fieldPercentiles(h *hdrhistogram.Histogram) FieldPercentiles {
-	at := func(q float64) time.Duration { return time.Duration(h.ValueAtQuantile(q)) }
+// fieldPercentiles are those of a histogram of which the maximum is known.
+func fieldPercentiles(h *hdrhistogram.Histogram, most time.Duration) FieldPercentiles {
 	p := FieldPercentiles{Requests: h.TotalCount()}
 	if p.Requests > 0 {
-		p.P50, p.P95, p.P99, p.P999, p.P9999, p.Max = at(50), at(95), at(99), at(99.9), at(99.99), time.Duration(h.Max())
+		at := func(q float64) time.Duration { return quantile(h, q, most) }
+		p.P50, p.P95, p.P99, p.P999, p.P9999, p.Max = at(50), at(95), at(99), at(99.9), at(99.99), most
 	}
 	return p
+}
+
+// quantile is one of a histogram, which rounds up.
+func quantile(h *hdrhistogram.Histogram, q float64, most time.Duration) time.Duration {
+	return min(time.Duration(h.ValueAtQuantile(q)), most)
 }

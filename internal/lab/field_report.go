@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"reflect"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -12,9 +13,10 @@ import (
 	"github.com/ubcache/ubcache"
 )
 
-// A FieldReport is what an experiment has given. In JSON, lengths of time are in nanoseconds.
+// A FieldReport is what an experiment has given. In JSON all times are in seconds, all sizes in bytes.
 type FieldReport struct {
 	Name, About   string
+	Partial       bool // it was ended before all was run
 	Seed          uint64
 	Scale         int
 	Cache         int64
@@ -252,10 +254,10 @@ func (r *FieldReport) WriteJSON(w io.Writer) error {
 	}
 	e := json.NewEncoder(w)
 	e.SetIndent("", " ")
-	return e.Encode(struct {
+	return e.Encode(inSeconds(reflect.ValueOf(struct {
 		*FieldReport
 		Reported []compared
-	}{r, list})
+	}{r, list})))
 }
 
 // ours returns our number for a reported one, with one of the policies; "" if there is none.
@@ -289,6 +291,9 @@ func (r *FieldReport) WriteText(w io.Writer) error {
 	b.WriteString("\n")
 	for _, n := range r.Notes {
 		fmt.Fprintf(&b, "  note     %s\n", n)
+	}
+	if r.Partial {
+		b.WriteString("\nENDED EARLY: what was run by then\n")
 	}
 	b.WriteString("\n")
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
@@ -325,7 +330,7 @@ func (r *FieldReport) WriteText(w io.Writer) error {
 			strings.TrimSpace(row.Policy+" "+row.Variant), o.NodesSwept, o.NodeAppends, o.NodeRewrites, o.NodesStale, o.Splits, o.NodesCoalesced, o.NodeReads,
 			o.Verifications, o.Mismatches, o.Evicted, o.NoBucket, gigabytes(o.MovedBytes), o.DiscardedBuckets, o.InUse)
 		for _, s := range row.Stalls {
-			fmt.Fprintf(&b, "    waits over 100 us: %s %d times, %s in all, at most %s\n", s.Cause, s.Count, short(s.Total), short(s.Max))
+			fmt.Fprintf(&b, "    waits over 100 us: %s %d times, %s in all; since the start at most %s\n", s.Cause, s.Count, short(s.Total), short(s.Max))
 		}
 		fmt.Fprintf(&b, "    it took %s, and %s of memory at most\n", short(row.Took.RealTime), gigabytes(row.Took.PeakMemory))
 	}

@@ -3,6 +3,7 @@ package lab
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"image/png"
 	"math"
@@ -105,6 +106,71 @@ func TestFieldEndsWithItsContext(t *testing.T) {
 		if !errors.Is(err, context.Canceled) || r == nil || len(r.Rows) != 0 {
 			t.Errorf("%s: %v, report %v", stage, err, r)
 		}
+	}
+}
+
+// The JSON form has all times in seconds, also those of models and stalls, and the numbers of the table; maxima are exact.
+func TestFieldJSON(t *testing.T) {
+	r := mustRun(t, tiny(t))
+	var b bytes.Buffer
+	if err := r.WriteJSON(&b); err != nil {
+		t.Fatal(err)
+	}
+	type figures struct{ Requests, P50, P9999, Max, LongestGap, Mean float64 }
+	var got struct {
+		Name       string
+		Partial    *bool
+		Span, Warm float64
+		CacheModel struct{ Latency struct{ Read float64 } }
+		Rows       []struct {
+			Jobs []struct {
+				figures
+				All, Between figures
+				Windows      []figures
+			}
+			Stalls []struct{ Count, Total, Max float64 }
+		}
+		Reported []struct{ Ref, Ours string }
+	}
+	if err := json.Unmarshal(b.Bytes(), &got); err != nil {
+		t.Fatal(err)
+	}
+	read := r.CacheModel.Latency.Read.Seconds()
+	if got.Name != r.Name || got.Partial == nil || *got.Partial || got.Span != 3 || got.Warm != 1 || read == 0 || got.CacheModel.Latency.Read != read || len(got.Reported) != len(r.reported) {
+		t.Errorf("%+v", got)
+	}
+	for i, j := range got.Rows[0].Jobs {
+		is := &r.Rows[0].Jobs[i]
+		if j.Max != is.Max.Seconds() || j.All.Max != j.Max || j.Between.Max > j.Max || j.All.P9999 > j.Max || j.LongestGap != is.LongestGap.Seconds() || j.Mean != is.Mean.Seconds() {
+			t.Errorf("%+v of %+v", j, *is)
+		}
+		for _, w := range j.Windows {
+			if w.Max <= 0 || w.Max > j.Max || w.P50 > w.Max {
+				t.Errorf("a second with %+v, the longest of all is %v", w, j.Max)
+			}
+		}
+	}
+	for i, s := range got.Rows[0].Stalls {
+		if is := r.Rows[0].Stalls[i]; s.Total != is.Total.Seconds() || s.Count != float64(is.Count) {
+			t.Errorf("%+v of %+v", s, is)
+		}
+	}
+}
+
+// What was run before an interruption is a report, which says that it is not all; and there is none of no policy.
+func TestFieldInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	r, err := RunField(ctx, tiny(t), []string{"exact", "classic"}, func(p FieldProgress) {
+		if p.Policy == "classic" && p.Stage == "measure" {
+			cancel()
+		}
+	})
+	if !errors.Is(err, context.Canceled) || r == nil || len(r.Rows) != 1 || !r.Partial || !strings.Contains(table(t, r), "ENDED EARLY") {
+		t.Errorf("%v, %+v", err, r)
+	}
+	if r, err = RunField(context.Background(), tiny(t), nil, nil); err == nil {
+		t.Errorf("no policy: %+v", r)
 	}
 }
 

@@ -203,7 +203,7 @@ type Row struct {
 	CollectionMax  Duration `json:"collection_max_seconds"`  // of all
 	Holds          uint64   `json:"holds"`                   // in the windows with collection, all rounds
 	HoldMean       Duration `json:"hold_mean_seconds"`       // over these
-	HoldMax        Duration `json:"hold_max_seconds"`        // of all
+	HoldMax        Duration `json:"hold_max_seconds"`        // of all, since their sets were opened
 	Waits          []Wait   `json:"waits"`                   // in the windows with collection, all rounds
 	Work           Work     `json:"work"`                    // the same
 	Declined       float64  `json:"declined_share"`          // of the writes

@@ -115,7 +115,7 @@ func (x *Row) details(b *strings.Builder) {
 		fmt.Fprintf(b, "  done meanwhile: %d full sweeps, %d nodes swept, %d mostly stale ones rewritten, %d coalesced; %d passes of the verifier; %d MiB moved, out of %d buckets\n",
 			w.Sweeps, w.NodesSwept, w.NodesStale, w.Coalesced, w.Verifications, w.MovedBytes>>20, w.MovedBuckets)
 	} else {
-		fmt.Fprintf(b, "  collections have held requests back %d times, for %v on average, at most %v\n", x.Holds, x.HoldMean, x.HoldMax)
+		fmt.Fprintf(b, "  collections have held requests back %d times, for %v on average; since the set was opened for %v at most\n", x.Holds, x.HoldMean, x.HoldMax)
 	}
 	fmt.Fprintf(b, "  index: %d nodes rewritten, %d appends, %d splits; %d buckets evicted; %d times that data found no bucket ready; %.1f %% of the writes went round the cache\n",
 		w.NodeRewrites, w.NodeAppends, w.Splits, w.Evicted, w.NoBucket, 100*x.Declined)
