@@ -233,11 +233,11 @@ func (s *Set) eachPtrLocked(n *btree.Node, fn func(p ondisk.Ptr)) {
 		s.charge(markSlice * markTime)
 		s.mu.Lock()
 	}
-	for at := n.OtherPtrs(0, markSlice, fn); at > 0 && !n.Gone(); at = n.OtherPtrs(at, markSlice, fn) {
+	for at := n.OtherPtrs(0, s.opt.markKeys, fn); at > 0 && !n.Gone(); at = n.OtherPtrs(at, s.opt.markKeys, fn) {
 		pause()
 	}
 	for at := n.Ref().Low; at != n.Ref().High && !n.Gone(); {
-		if at = n.KeyPtrs(at, markSlice, fn); at != n.Ref().High {
+		if at = n.KeyPtrs(at, s.opt.markKeys, fn); at != n.Ref().High {
 			pause()
 		}
 	}

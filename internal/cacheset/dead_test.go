@@ -59,8 +59,23 @@ func (z *zeroing) look(array []byte) {
 		return
 	}
 	mem := z.Device.(*blockdev.MemoryDevice).Bytes()
-	newest := ondisk.JSet{}
-	var sets []ondisk.JSet
+	sets, newest := s.journalOn(mem)
+	for i := range sets {
+		if sets[i].Seq < newest.LastSeq {
+			continue
+		}
+		z.err = errors.Join(z.err, sets[i].EachKey(func(k *ondisk.Key) bool {
+			if free[k.Inode()] {
+				z.err = fmt.Errorf("entry %d, of %d to %d, has %v of a slot that is zeroed", sets[i].Seq, newest.LastSeq, newest.Seq, k)
+			}
+			return z.err == nil
+		}))
+	}
+	z.node(mem, newest.Root, int(newest.Level), free)
+}
+
+// journalOn returns the entries of the journal that a disk has, and the newest one.
+func (s *Set) journalOn(mem []byte) (sets []ondisk.JSet, newest ondisk.JSet) {
 	g := &s.geo
 	for _, b := range s.super.D[:s.super.NJournal] {
 		at := int64(g.BucketStart(b)) * ondisk.SectorSize
@@ -75,18 +90,7 @@ func (z *zeroing) look(array []byte) {
 			at += (int64(j.Bytes()) + int64(g.BlockBytes()) - 1) / int64(g.BlockBytes()) * int64(g.BlockBytes())
 		}
 	}
-	for i := range sets {
-		if sets[i].Seq < newest.LastSeq {
-			continue
-		}
-		z.err = errors.Join(z.err, sets[i].EachKey(func(k *ondisk.Key) bool {
-			if free[k.Inode()] {
-				z.err = fmt.Errorf("entry %d, of %d to %d, has %v of a slot that is zeroed", sets[i].Seq, newest.LastSeq, newest.Seq, k)
-			}
-			return z.err == nil
-		}))
-	}
-	z.node(mem, newest.Root, int(newest.Level), free)
+	return sets, newest
 }
 
 // node looks at a node as the disk has it, and at what it refers to. What is stale in memory may be good on the disk.

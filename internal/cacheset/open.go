@@ -82,6 +82,9 @@ func newSet(dev blockdev.Device, o Options) *Set {
 	if o.verifyWindow == 0 {
 		o.verifyWindow = verifyMemory / bucket.RecountBytes
 	}
+	if o.markKeys == 0 {
+		o.markKeys = markSlice
+	}
 	if o.verifyKeys == 0 {
 		o.verifyKeys = verifyKeys
 		if o.Restless {

@@ -39,6 +39,7 @@ type Options struct {
 	// of the lock.
 	verifyWindow uint32
 	verifyKeys   int
+	markKeys     int  // as markSlice: likewise
 	noMove       bool // dirty data stays where it is: for tests that say where
 
 	Logger *slog.Logger // default: none

@@ -212,11 +212,11 @@ func (s *Set) sweepSliceLocked(w *walk, n *btree.Node, at btree.Pos) btree.Pos {
 		w.others, w.whole = 0, false
 	}
 	if !w.whole {
-		w.others = n.OtherPtrs(w.others, markSlice, see)
+		w.others = n.OtherPtrs(w.others, s.opt.markKeys, see)
 		w.whole = w.others == 0
 		return at
 	}
-	return n.KeyPtrs(at, markSlice, see)
+	return n.KeyPtrs(at, s.opt.markKeys, see)
 }
 
 // sweptLocked decides what is to be done with nodes that were seen. It may let go of the lock.
