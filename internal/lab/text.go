@@ -117,7 +117,7 @@ func (x *Row) details(b *strings.Builder) {
 	} else {
 		fmt.Fprintf(b, "  collections have held requests back %d times, for %v on average; since the set was opened for %v at most\n", x.Holds, x.HoldMean, x.HoldMax)
 	}
-	fmt.Fprintf(b, "  index: %d nodes rewritten, %d appends, %d splits; %d buckets evicted; %d times that data found no bucket ready; %.1f %% of the writes went round the cache\n",
+	fmt.Fprintf(b, "  index: %d nodes rewritten, %d appends, %d splits; %d buckets evicted; %d times that data found no bucket ready; %.1f %% of the writes did not stay in the cache for want of room\n",
 		w.NodeRewrites, w.NodeAppends, w.Splits, w.Evicted, w.NoBucket, 100*x.Declined)
 }
 
