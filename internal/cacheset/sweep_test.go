@@ -203,6 +203,17 @@ func TestSweepsForgetNothing(t *testing.T) {
 					if n/4000%2 == 1 {
 						most = 2000 // many nodes become few, and are no more
 					}
+					if n%8000 == 4000 { // and the root goes for its only child
+						in := Insertion{}
+						for i := range uint32(2) {
+							for end := uint64(dropMost); end < 200_000+dropMost; end += dropMost {
+								in.Keys = append(in.Keys, ondisk.NewInvalidation(i, end, dropMost))
+							}
+						}
+						if err := w.set.Insert(&in); err != nil {
+							return err
+						}
+					}
 					if _, err := w.putSome(uint32(rng.IntN(2)), rng.Uint64N(most), 1+uint32(rng.IntN(3)), rng.IntN(2) == 0); err != nil {
 						return err
 					}
@@ -221,8 +232,8 @@ func TestSweepsForgetNothing(t *testing.T) {
 					}
 				}
 				i := w.set.Info()
-				t.Logf("%d stale pointers were looked at, the oldest %d generations behind; %d sweeps, %d nodes rewritten, %d coalesced, %d split, %d read", a.seen, a.most, i.Table.Sweeps, i.NodeRewrites, i.NodesCoalesced, i.NodeSplits, i.NodeReads)
-				if a.most < 2 || i.Table.Sweeps < 20 || i.NodesCoalesced == 0 || i.NodeSplits == 0 || i.NodeReads == 0 {
+				t.Logf("%d stale pointers were looked at, the oldest %d generations behind; %d sweeps, %d nodes rewritten, %d coalesced, %d split, %d read, %d trees lowered", a.seen, a.most, i.Table.Sweeps, i.NodeRewrites, i.NodesCoalesced, i.NodeSplits, i.NodeReads, i.TreesLowered)
+				if a.most < 2 || i.Table.Sweeps < 20 || i.NodesCoalesced == 0 || i.NodeSplits == 0 || i.NodeReads == 0 || i.TreesLowered == 0 {
 					return errors.New("that is too little to say anything")
 				}
 				return w.recount()
