@@ -20,6 +20,7 @@ const (
 
 	moveRetry = 10 * time.Second      // after a pass that was of no use
 	moveSpace = 50 * time.Millisecond // after one that found no room
+	moveStuck = 10 * time.Minute      // what cannot be moved is not tried again for so long
 )
 
 // moveSteps say how much is moved, by the percent of the buckets in use. The less space there is, the fuller are the
@@ -54,8 +55,12 @@ type mover struct {
 	moved  uint64   // sectors, in this pass
 
 	pressing bool          // in this pass
+	cut      bool          // this pass has not looked at all
 	unread   error         // why a node could not be read, in this pass
 	told     time.Duration // when that was logged last
+
+	stuck   []uint64      // buckets that a pass could not empty, a bit each; nil: none
+	stuckAt time.Duration // when there were none
 
 	list    []piece
 	sectors uint64
@@ -214,10 +219,11 @@ func (m *mover) pass(p movePlan) (freed int, err error) {
 		}
 		m.io = io.WithPurpose(blockdev.ForMoving)
 	}
-	m.moved, m.unread = 0, nil
+	m.moved, m.unread, m.cut = 0, nil, false
 	m.mark(p)
 	for inode := uint32(0); int(inode) < len(s.dirty) && m.left > 0; inode++ {
 		if err = m.volume(inode, p.pressing); err != nil {
+			m.cut = true
 			break
 		}
 	}
@@ -232,7 +238,9 @@ func (m *mover) pass(p movePlan) (freed int, err error) {
 
 func (m *mover) hurryLocked() bool { return m.pressing }
 
-// emptied counts the marked buckets that have nothing dirty any more.
+// emptied counts the marked buckets that have nothing dirty any more. After a pass that has looked at all, the others have what cannot
+// be moved, since it, or its node, cannot be read. They are the emptiest soon, and have to be passed over: else they would be
+// all that later passes have room for.
 func (m *mover) emptied() (n int) {
 	s := m.set
 	for i, word := range m.marked {
@@ -241,8 +249,15 @@ func (m *mover) emptied() (n int) {
 		}
 		s.mu.Lock()
 		for ; word != 0; word &= word - 1 {
-			if s.table.Info(uint32(i*64+bits.TrailingZeros64(word))).Dirty == 0 {
+			b := bits.TrailingZeros64(word)
+			switch {
+			case s.table.Info(uint32(i*64+b)).Dirty == 0:
 				n++
+			case !m.cut:
+				if m.stuck == nil {
+					m.stuck, m.stuckAt = make([]uint64, len(m.marked)), s.rt.Now()
+				}
+				m.stuck[i] |= 1 << b
 			}
 		}
 		s.mu.Unlock()
@@ -255,11 +270,14 @@ func (m *mover) mark(p movePlan) {
 	s := m.set
 	m.marked = make([]uint64, (uint64(s.table.NBuckets())+63)/64)
 	m.left = 0
+	if s.rt.Now()-m.stuckAt >= moveStuck {
+		m.stuck = nil
+	}
 	for fill := 1; fill <= p.eighths; fill++ {
 		for from, done := uint32(0), false; !done; {
 			s.mu.Lock()
 			from, done = s.table.EachSparse(from, fill, func(b, dirty uint32) bool {
-				if m.marked[b/64]>>(b%64)&1 != 0 {
+				if m.marked[b/64]>>(b%64)&1 != 0 || m.stuck != nil && m.stuck[b/64]>>(b%64)&1 != 0 {
 					return true
 				}
 				if m.left+uint64(dirty) > p.sectors {
@@ -287,6 +305,7 @@ func (m *mover) volume(inode uint32, pressing bool) error {
 	for from := uint64(0); from < ondisk.MaxOffset && m.left > 0; {
 		s.mu.Lock()
 		if err := s.errLocked(); err != nil || s.slots[inode].Retired() || s.noMove {
+			m.cut = true
 			s.mu.Unlock()
 			return err
 		}
