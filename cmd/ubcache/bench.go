@@ -250,7 +250,11 @@ func (f *benchFlags) run(cmd *cobra.Command, env *environment) (err error) {
 	case err == nil && result.Partial && len(result.Rows) == 0:
 		return partialErrorf("interrupted before anything was measured")
 	case err == nil && result.Partial:
-		return partialErrorf("interrupted: %d of %d windows were measured", 2*len(result.Runs), windows)
+		whole, part := result.Windows()
+		if part {
+			return partialErrorf("interrupted: %d of %d windows were measured, and a part of another", whole, windows)
+		}
+		return partialErrorf("interrupted: %d of %d windows were measured", whole, windows)
 	}
 	return err
 }

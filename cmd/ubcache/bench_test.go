@@ -224,7 +224,7 @@ func TestBenchInterrupted(t *testing.T) {
 	}{
 		"in the fill":           {unix.SIGTERM, "fill", 0, "interrupted before anything was measured"},
 		"in the first window":   {unix.SIGINT, "depth 1, without collection", 0, "interrupted before anything was measured"},
-		"in the second window":  {unix.SIGINT, "depth 1, with collection", 1, "interrupted: 2 of 4 windows were measured"},
+		"in the second window":  {unix.SIGINT, "depth 1, with collection", 1, "interrupted: 1 of 4 windows were measured, and a part of another"},
 		"after the first depth": {unix.SIGTERM, "depth 16, without collection", 1, "interrupted: 2 of 4 windows were measured"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -276,6 +276,9 @@ func TestBenchInterrupted(t *testing.T) {
 			}
 			if !strings.Contains(stdout.String(), "ENDED EARLY") {
 				t.Errorf("it says\n%s", stdout.String())
+			}
+			if cut := strings.Contains(x.says, "a part of another"); strings.Contains(stdout.String(), "is compared with a whole one") != cut {
+				t.Errorf("a window was cut: %v, and it says\n%s", cut, stdout.String())
 			}
 		})
 	}

@@ -125,6 +125,51 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
+// What warnings say of exact is what it has: sweeps. A window that was cut short is said to be one where there is no whole one instead.
+func TestWarnings(t *testing.T) {
+	r := &Result{Setup: made().Setup}
+	collections := func(n int) Window { return Window{Took: r.Setup.Runtime, Collections: Collections{Completed: n}} }
+	cut := collections(1)
+	cut.Took = Duration(700 * time.Millisecond)
+	r.Runs = []*Run{
+		{Policy: "exact", Depth: 1, Round: 1, Without: collections(3), With: collections(1)},
+		{Policy: "exact", Depth: 8, Round: 1, Without: collections(0), With: collections(0)},
+		{Policy: "classic", Depth: 1, Round: 1, Without: collections(3), With: collections(0)},
+		{Policy: "classic", Depth: 8, Round: 1, Without: collections(0), With: cut, Cut: true},
+	}
+	says := func() string {
+		r.makeRows()
+		r.Warnings = nil
+		(&laboratory{Config: Config{Setup: r.Setup}, result: r}).warn()
+		return strings.Join(r.Warnings, "\n")
+	}
+	const short = "policy classic, depth 8: the window with collection was ended after 700ms of 3s"
+	got := says()
+	for _, want := range []string{
+		"policy exact, depth 1: 3 sweeps that nobody asked for", "policy exact, depth 8: NO SWEEP ENDED",
+		"policy classic, depth 1: 3 collections that nobody asked for", "policy classic, depth 1: NO COLLECTION ENDED", short,
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in\n%s", want, got)
+		}
+	}
+	if whole, part := r.Windows(); whole != 7 || !part {
+		t.Errorf("%d windows, and a part of one: %v", whole, part)
+	}
+
+	last := r.Runs[3]
+	whole := &Run{Policy: "classic", Depth: 8, Round: 1, Without: collections(0), With: collections(1)}
+	r.Runs = append(r.Runs[:3:3], whole, last)
+	if got := says(); strings.Contains(got, short) {
+		t.Errorf("there is a whole window, and it says\n%s", got)
+	}
+	last.With.Took = r.Setup.Runtime // it was interrupted when all was measured
+	r.Runs = []*Run{last}
+	if n, part := r.Windows(); n != 2 || part || strings.Contains(says(), short) {
+		t.Errorf("%d windows, and a part of one: %v\n%s", n, part, says())
+	}
+}
+
 func TestText(t *testing.T) {
 	var b strings.Builder
 	if err := made().WriteText(&b); err != nil {

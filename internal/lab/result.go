@@ -74,6 +74,21 @@ type Run struct {
 	With    Window `json:"with"`
 }
 
+// short reports whether its second window was ended before its time; the first is whole in every run that is kept. A run may be cut
+// after both.
+func (x *Run) short(runtime Duration) bool { return x.Cut && x.With.Took < runtime }
+
+// Windows returns how many of the windows that the result has went on to their end, and whether it has a part of another.
+func (r *Result) Windows() (whole int, part bool) {
+	for _, x := range r.Runs {
+		whole += 2
+		if x.short(r.Setup.Runtime) {
+			whole, part = whole-1, true
+		}
+	}
+	return whole, part
+}
+
 // A Window is one measurement.
 type Window struct {
 	Took        Duration    `json:"took_seconds"`

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	ubcache "github.com/ubcache/ubcache"
@@ -410,22 +411,43 @@ func (w *Window) since(a, b moment) {
 	}
 }
 
-// warn says which rows compare nothing with nothing.
+// warn says which rows compare nothing with nothing, or a whole window with a part of one.
 func (l *laboratory) warn() {
 	for i := range l.result.Rows {
 		r := &l.result.Rows[i]
+		one, many := "collection", "collections"
+		if r.Policy == "exact" {
+			one, many = "sweep", "sweeps" // it has no collections
+		}
 		if r.Collections == 0 {
-			l.note("policy %s, depth %d: NO COLLECTION ENDED in any window with collection, so this row shows nothing: give it more time (--runtime), or a smaller index", r.Policy, r.Depth)
+			l.note("policy %s, depth %d: NO %s ENDED in any window with collection, so this row shows nothing: give it more time (--runtime), or a smaller index", r.Policy, r.Depth, strings.ToUpper(one))
 		} else if n := l.empty(r); n > 0 {
-			l.note("policy %s, depth %d: no collection ended in %d of %d windows with collection", r.Policy, r.Depth, n, r.Rounds)
+			l.note("policy %s, depth %d: no %s ended in %d of %d windows with collection", r.Policy, r.Depth, one, n, r.Rounds)
 		}
 		if r.Unasked > 0 {
-			l.note("policy %s, depth %d: %d collections that nobody asked for ended in the windows without collection, so the ratios are too low", r.Policy, r.Depth, r.Unasked)
+			l.note("policy %s, depth %d: %d %s that nobody asked for ended in the windows without collection, so the ratios are too low", r.Policy, r.Depth, r.Unasked, many)
+		}
+		if took, cut := l.cut(r); cut {
+			l.note("policy %s, depth %d: the window with collection was ended after %v of %v, and is compared with a whole one", r.Policy, r.Depth, took, l.Runtime)
 		}
 		if r.Declined > 0.1 {
 			l.note("policy %s, depth %d: %.0f %% of the writes went round the cache, since too much of it was dirty or in use: load a smaller range", r.Policy, r.Depth, 100*r.Declined)
 		}
 	}
+}
+
+// cut reports whether all that a row has is a window that was ended before its time, and after how long.
+func (l *laboratory) cut(row *Row) (took Duration, cut bool) {
+	for _, x := range l.result.Runs {
+		switch {
+		case x.Policy != row.Policy || x.Depth != row.Depth:
+		case !x.Cut:
+			return 0, false // a row is made of whole ones, where there is one
+		default:
+			took, cut = x.With.Took, x.short(l.Runtime)
+		}
+	}
+	return took, cut
 }
 
 // empty counts the windows with collection in which none ended.
