@@ -146,6 +146,9 @@ func (f *benchFlags) fill(cmd *cobra.Command) error {
 		if !ok || !dot || name == "" || !slices.Contains([]string{"set", "cache", lab.VolumeName}, object) {
 			return usageErrorf("--attribute %s: want OBJECT.NAME=VALUE, where OBJECT is set, cache or %s", a, lab.VolumeName)
 		}
+		if where == "set.gc_policy" { // each round sets its own
+			return usageErrorf("--attribute %s: --policy says which policies are measured", a)
+		}
 		s.Attributes = append(s.Attributes, lab.Attribute{Object: object, Name: name, Value: value})
 	}
 	switch {

@@ -37,7 +37,7 @@ func (f *benchFlags) runPreset(cmd *cobra.Command, env *environment) (err error)
 		}
 	})
 	if len(others) > 0 {
-		return usageErrorf("%s: a preset has its own", strings.Join(others, ", "))
+		return usageErrorf("%s: with --preset there are only --policy, --json, --html, --png and --seed", strings.Join(others, ", "))
 	}
 	if cmd.Flags().Changed("seed") {
 		field.Seed = f.setup.Seed

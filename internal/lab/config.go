@@ -163,7 +163,7 @@ func (s *Setup) Check() error {
 		fail("%.0f windows of %v: want no more than %d, and %v in all", w, s.Runtime, maxWindows, maxTook)
 	}
 	if s.Nodes < 0 {
-		fail("%d nodes", s.Nodes)
+		fail("%d nodes: want 0 or more", s.Nodes)
 	}
 	if s.NodeCache < 1<<20 {
 		fail("a node cache of %d bytes: want 1 MiB or more", s.NodeCache)
