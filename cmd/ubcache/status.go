@@ -110,7 +110,11 @@ func printStatus(w io.Writer, s *control.Status) {
 	for i := range s.Volumes {
 		p.volume(&s.Volumes[i])
 	}
-	fmt.Fprintf(w, "\ntotal of %d volumes\n", len(s.Volumes))
+	volumes := "volumes"
+	if len(s.Volumes) == 1 {
+		volumes = "volume"
+	}
+	fmt.Fprintf(w, "\ntotal of %d %s\n", len(s.Volumes), volumes)
 	p.counters(&s.Total, "in the cache alone")
 }
 
@@ -211,7 +215,11 @@ func (p printer) stalls(s map[string]control.Stall) {
 	for _, w := range s {
 		sum = sum.Plus(w.Count)
 	}
-	p.line("waits of more than 100 µs", sum, "of requests, by cause:")
+	of := "of requests, by cause:"
+	if n, ok := sum.Value(); ok && n == 0 {
+		of = "of requests"
+	}
+	p.line("waits of more than 100 µs", sum, of)
 	for _, cause := range slices.Sorted(maps.Keys(s)) {
 		w := s[cause]
 		if n, ok := w.Count.Value(); ok && n == 0 {
