@@ -222,7 +222,7 @@ func (m *mover) pass(p movePlan) (freed int, err error) {
 	m.moved, m.unread, m.cut = 0, nil, false
 	m.mark(p)
 	for inode := uint32(0); int(inode) < len(s.dirty) && m.left > 0; inode++ {
-		if err = m.volume(inode, p.pressing); err != nil {
+		if err = m.volume(inode); err != nil {
 			m.cut = true
 			break
 		}
@@ -298,7 +298,7 @@ func (m *mover) mark(p movePlan) {
 
 // volume moves what an inode has in marked buckets. What is found far apart goes together: a pass takes a few extents of each
 // leaf. What a node has that cannot be read stays where it is.
-func (m *mover) volume(inode uint32, pressing bool) error {
+func (m *mover) volume(inode uint32) error {
 	s := m.set
 	defer m.letGo()
 	began, requests, rested := s.rt.Now(), uint64(0), true
@@ -334,7 +334,7 @@ func (m *mover) volume(inode uint32, pressing bool) error {
 			s.rt.Yield()
 			continue
 		}
-		if err := m.pause(s.rt.Now()-began, requests, pressing); err != nil {
+		if err := m.pause(s.rt.Now()-began, requests); err != nil {
 			return err
 		}
 		rested = true
@@ -376,15 +376,15 @@ func (m *mover) letGoLocked() {
 
 // pause rests, so that moving takes a fifth of the time, half of it where space is short and requests come; while data
 // waits for space it does not rest.
-func (m *mover) pause(took time.Duration, requests uint64, pressing bool) error {
+func (m *mover) pause(took time.Duration, requests uint64) error {
 	s := m.set
 	s.mu.Lock()
 	wait, came := s.needSpace > 0, s.requests != requests
 	s.mu.Unlock()
 	switch {
-	case wait || pressing && !came:
+	case wait || m.pressing && !came:
 		return s.stop.Err()
-	case pressing:
+	case m.pressing:
 		return s.rest(took)
 	}
 	return s.rest(4 * took)

@@ -377,7 +377,6 @@ func (s *Set) putOnce(list []btree.Write, hurry func() bool) (again bool, err er
 func (s *Set) WriteOldest(ctx context.Context, upTo, ahead uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	begun := false
 	for {
 		if err := s.Err(); err != nil {
 			return err
@@ -387,9 +386,9 @@ func (s *Set) WriteOldest(ctx context.Context, upTo, ahead uint64) error {
 			return nil
 		}
 		s.queuePinnedLocked(upTo)
-		if ahead > upTo && !begun {
-			s.queuePinnedLocked(ahead) // behind them
-			begun = true
+		if ahead > upTo {
+			s.queuePinnedLocked(ahead) // behind them, once
+			ahead = 0
 		}
 		if err := s.changed.WaitContext(ctx); err != nil {
 			return err
